@@ -34,15 +34,18 @@ def call(*words: str) -> str | None:
 
 
 def pip(*words: str) -> None:
-    said = call(str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2",
-                "--root-user-action=ignore", "--require-hashes", *words)  # fmt: skip
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries", "2", "--root-user-action=ignore", "--require-hashes")
+    said = call(str(VENV / "bin" / "python"), "-m", "pip", "install", *quiet, *words)
     if said is None:
         return
     low = said.lower()
     if "no space left" in low:
         fail(f"the disk is full: free some space for {VENV} (about 250 MB) and start again.", said)
     if any(word in low for word in ("connection", "name resolution", "timed out", "could not find a version", "no matching distribution")):
-        fail("the package index can't be reached. The first start needs the network (or a pip configured for a mirror); later ones don't.", said)
+        fail(
+            "the package index can't be reached. The first start needs the network (or a pip configured for a mirror); later ones don't.",
+            said,
+        )
     fail("installing the pinned packages failed.", said)
 
 
@@ -50,7 +53,7 @@ def make_venv(python: str) -> None:
     say("queenmq: making .venv (once)")
     said = call(python, "-m", "venv", "--clear", str(VENV))
     if said is not None:
-        if "ensurepip" in said or "venv" in said.lower() and "no module" in said.lower():
+        if "ensurepip" in said or ("venv" in said.lower() and "no module" in said.lower()):
             fail("this Python has no venv module. Install it (on Debian and Ubuntu: apt install python3-venv) and start again.", said)
         fail(f"{VENV} can't be made: is the directory writable, and is there space?", said)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
