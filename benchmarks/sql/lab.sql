@@ -1,0 +1,8 @@
+-- name: tidy
+VACUUM (ANALYZE);
+
+-- name: checkpoint
+CHECKPOINT;
+
+-- name: version
+SHOW server_version;
