@@ -1,1 +1,1 @@
-"""PostgreSQL: pool and calls, migrations, the embedded server. Knows nothing of queues, HTTP or the command line."""
+"""The database: connections, named calls, migrations, the embedded server. Knows SQL files; knows nothing of queues' rules."""

@@ -1,0 +1,133 @@
+-- The answers to one consumer row, one by one in their order; the caller holds the row. p_repeat: an ack under the row's last
+-- lease is answered as it was the first time (not inside transactions).
+CREATE OR REPLACE FUNCTION queen.ack_row(
+    p_partition int, p_group int, p_lease uuid, p_row int, p_which int[], p_transactions text[], p_statuses text[], p_errors text[],
+    p_now timestamptz, p_repeat boolean,
+    OUT details int[], OUT successes boolean[], OUT errors text[], OUT released boolean[], OUT dead boolean[])
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    c       queen.partition_consumers;
+    v_old   queen.partition_consumers;
+    a       record;
+    r       record;
+    v_held  boolean;
+BEGIN
+    SELECT * INTO c FROM queen.partition_consumers WHERE partition_id = p_partition AND group_id = p_group;
+    v_old := c;
+    FOR a IN SELECT u.ord::int AS ord, u.transaction_id, m.seq, u.error,
+                    CASE u.status WHEN 'success' THEN 'completed' ELSE coalesce(u.status, 'completed') END AS status
+               FROM unnest(p_which, p_transactions, p_statuses, p_errors) WITH ORDINALITY u(which, transaction_id, status, error, ord)
+               LEFT JOIN queen.messages m ON m.partition_id = p_partition AND m.transaction_id = u.transaction_id
+              WHERE u.which = p_row ORDER BY u.ord LOOP
+        SELECT * INTO r FROM queen.ack_one(c, a.seq, a.status, a.error, p_lease, p_now, p_repeat);
+        c := r.c;
+        details := details || a.ord;
+        successes := successes || r.success;
+        errors := errors || r.error;
+        dead := dead || r.dead;
+    END LOOP;
+    v_held := c.lease_id IS NOT NULL AND c.lease_until > p_now;
+    IF v_held AND NOT queen.batch_open(c) THEN
+        c := queen.end_lease(c);
+        v_held := false;
+    END IF;
+    released := array_fill(v_old.lease_id IS NOT NULL AND c.lease_id IS NULL, ARRAY[cardinality(details)]);
+    IF c IS DISTINCT FROM v_old THEN
+        UPDATE queen.partition_consumers
+           SET cursor_seq = c.cursor_seq, acked = c.acked, answered = c.answered, attempts = c.attempts,
+               lease_id = c.lease_id, lease_from = c.lease_from, lease_to = c.lease_to, lease_count = c.lease_count, lease_until = c.lease_until,
+               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered,
+               ready_at = CASE WHEN v_held THEN c.ready_at ELSE queen.head_moment(c, p_now) END, last_consumed_at = p_now
+         WHERE partition_id = p_partition AND group_id = p_group;
+    END IF;
+END
+$$;
+
+-- Whether an existing message of the leased batch has not been answered yet.
+CREATE OR REPLACE FUNCTION queen.batch_open(c queen.partition_consumers) RETURNS boolean
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT EXISTS (SELECT FROM queen.messages m
+                    WHERE m.partition_id = c.partition_id AND m.seq BETWEEN greatest(c.lease_from, c.cursor_seq + 1) AND c.lease_to
+                      AND (c.acked IS NULL OR NOT c.acked @> m.seq) AND (c.answered IS NULL OR NOT c.answered ? m.seq::text)
+                      AND queen.meant_for(m.partition_id, m.seq, c.group_id))
+$$;
+
+-- When the row may be claimed again: at the retry moment of the message at its head, else now.
+CREATE OR REPLACE FUNCTION queen.head_moment(c queen.partition_consumers, p_now timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN c.lease_id IS NOT NULL THEN p_now
+                ELSE greatest(p_now, to_timestamp((c.attempts -> (c.cursor_seq + 1)::text ->> 1)::float8 / 1000)) END
+$$;
+
+-- One answer, decided on the row as it stands.
+CREATE OR REPLACE FUNCTION queen.ack_one(INOUT c queen.partition_consumers, p_seq bigint, p_status text, p_error text, p_lease uuid,
+    p_now timestamptz, p_repeat boolean, OUT success boolean, OUT error text, OUT dead boolean)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_live    boolean := c.lease_id IS NOT NULL AND c.lease_until > p_now;
+    v_covered boolean := v_live AND p_seq BETWEEN c.lease_from AND c.lease_to;
+    v_settled boolean := p_seq <= c.cursor_seq OR coalesce(c.acked @> p_seq, false);
+    v_first   text;
+    v_failed  boolean;
+BEGIN
+    dead := false;
+    success := true;
+    IF p_lease IS NOT NULL AND NOT (v_live AND p_lease = c.lease_id) THEN
+        IF p_repeat AND p_lease = c.last_lease_id AND p_seq BETWEEN c.last_lease_from AND c.last_lease_to THEN
+            v_first := coalesce(c.last_answered ->> p_seq::text, CASE WHEN v_settled THEN 'completed' END);
+            success := v_first IS NOT NULL AND (v_first = p_status OR v_first = 'failed-dead' AND p_status = 'failed');
+            dead := success AND v_first IN ('dlq', 'failed-dead');
+            error := CASE WHEN NOT success THEN 'Invalid or expired lease' END;
+        ELSIF p_repeat AND p_lease = c.last_lease_id AND p_seq IS NULL THEN
+            error := queen.removal_reason(c.partition_id, c.last_lease_from, c.last_lease_to);
+            success := error IS NOT NULL;
+            error := coalesce('removed: ' || error, 'Invalid or expired lease');
+        ELSE
+            success := false;
+            error := 'Invalid or expired lease';
+        END IF;
+        RETURN;
+    END IF;
+    IF p_seq IS NULL THEN
+        error := CASE WHEN v_live THEN queen.removal_reason(c.partition_id, c.lease_from, c.lease_to) END;
+        success := error IS NOT NULL;
+        error := coalesce('removed: ' || error, 'Message not found');
+        RETURN;
+    END IF;
+    v_first := CASE WHEN v_covered THEN c.answered ->> p_seq::text END;
+    IF v_first IS NOT NULL THEN
+        success := v_first = p_status OR v_first = 'failed-dead' AND p_status = 'failed';
+        dead := success AND v_first IN ('dlq', 'failed-dead');
+        error := CASE WHEN NOT success THEN 'Already answered: ' || replace(v_first, '-dead', '') END;
+        RETURN;
+    ELSIF v_settled THEN
+        success := p_status = 'completed';
+        error := CASE WHEN NOT success THEN 'Already settled' END;
+        RETURN;
+    ELSIF p_lease IS NOT NULL AND NOT v_covered THEN
+        success := false;
+        error := 'Not a message of this lease';
+        RETURN;
+    END IF;
+    IF p_status = 'completed' THEN
+        c := queen.settle(c, int8multirange(int8range(p_seq, p_seq, '[]')));
+        RETURN;
+    ELSIF p_status = 'retry' THEN
+        v_first := 'retry';
+    ELSE
+        c := queen.count_failure(c, p_seq, p_error, p_now, NULL, p_status = 'dlq');
+        dead := p_seq <= c.cursor_seq OR coalesce(c.acked @> p_seq, false);
+        v_first := CASE WHEN dead AND p_status = 'failed' THEN 'failed-dead' ELSE p_status END;
+    END IF;
+    IF v_covered THEN
+        c.answered := coalesce(c.answered, '{}') || jsonb_build_object(p_seq::text, v_first);
+    END IF;
+END
+$$;
+
+-- Why messages of this stretch are no longer there; null when none was removed.
+CREATE OR REPLACE FUNCTION queen.removal_reason(p_partition int, p_from bigint, p_to bigint) RETURNS text
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT reason FROM queen.removed_messages
+     WHERE partition_id = p_partition AND to_seq >= p_from AND from_seq <= p_to ORDER BY to_seq DESC LIMIT 1
+$$;

@@ -1,0 +1,40 @@
+-- What transactions that weren't the server's own made or woke: gives partitions their missing consumer rows and sets what is
+-- pending to ready. A wake stays while somebody holds a row that it needs. Answers the queues to wake and how many wakes were taken.
+CREATE OR REPLACE FUNCTION queen.take_wakes(p_limit int DEFAULT 1000, OUT queues int[], OUT taken int)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_ids   bigint[];
+    v_parts int[];
+    v_got   int[];
+    v_now   timestamptz;
+    v_queue int;
+    v_p     int[];
+    v_g     int[];
+BEGIN
+    taken := 0;
+    SELECT array_agg(w.id), array_agg(DISTINCT w.partition_id) INTO v_ids, v_parts
+      FROM (SELECT id, partition_id FROM queen.wakes ORDER BY id LIMIT p_limit FOR UPDATE SKIP LOCKED) w;
+    IF v_ids IS NULL THEN
+        RETURN;
+    END IF;
+    FOR v_queue IN SELECT DISTINCT queue_id FROM queen.partitions WHERE id = ANY (v_parts) ORDER BY queue_id LOOP
+        PERFORM queen.lock_queue(v_queue, false);
+    END LOOP;
+    SELECT array_agg(l.partition_id) INTO v_got FROM (
+        SELECT partition_id FROM queen.partition_lookup WHERE partition_id = ANY (v_parts) ORDER BY partition_id FOR KEY SHARE SKIP LOCKED) l;
+    PERFORM queen.make_rows(v_got);
+    SELECT array_agg(c.partition_id), array_agg(c.group_id) INTO v_p, v_g FROM (
+        SELECT partition_id, group_id FROM queen.partition_consumers WHERE partition_id = ANY (v_got) AND ready_at IS NULL
+         ORDER BY partition_id, group_id FOR NO KEY UPDATE SKIP LOCKED) c;
+    v_now := queen.now();
+    UPDATE queen.partition_consumers c SET ready_at = v_now FROM unnest(v_p, v_g) k(p, g), queen.partition_lookup l
+     WHERE c.partition_id = k.p AND c.group_id = k.g AND l.partition_id = c.partition_id AND l.next_seq > greatest(c.cursor_seq + 1, l.first_seq);
+    -- Kept: partitions that somebody holds exclusively, and those with a pending row that we couldn't wake.
+    DELETE FROM queen.wakes w WHERE w.id = ANY (v_ids)
+       AND (w.partition_id = ANY (v_got) OR NOT EXISTS (SELECT FROM queen.partition_lookup l WHERE l.partition_id = w.partition_id))
+       AND NOT EXISTS (SELECT FROM queen.partition_consumers c JOIN queen.partition_lookup l ON l.partition_id = c.partition_id
+                        WHERE c.partition_id = w.partition_id AND c.ready_at IS NULL AND l.next_seq > greatest(c.cursor_seq + 1, l.first_seq));
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    SELECT array_agg(DISTINCT queue_id) INTO queues FROM queen.partitions WHERE id = ANY (v_parts);
+END
+$$;

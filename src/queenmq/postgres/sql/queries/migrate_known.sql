@@ -1,0 +1,1 @@
+SELECT name, digest FROM queen.schema_files

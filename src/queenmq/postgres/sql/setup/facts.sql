@@ -1,0 +1,11 @@
+SELECT current_setting('server_version') AS version,
+       current_setting('server_version_num')::int AS version_number,
+       current_setting('fsync') = 'on' AS fsync,
+       current_setting('full_page_writes') = 'on' AS full_page_writes,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('max_connections')::int AS max_connections,
+       pg_is_in_recovery() AS read_only,
+       current_user::text AS role,
+       current_database()::text AS database,
+       has_database_privilege(current_database(), 'CREATE') AS may_create,
+       to_regnamespace('queen') IS NOT NULL AS has_schema

@@ -1,0 +1,1 @@
+SELECT stale, rows, stranded FROM queen.resync_partition($1)
