@@ -347,7 +347,8 @@ def _parsed(kind: Any, text: str) -> Any:
 # ---------------------------------------------------------------------- showing
 
 
-def _masked_address(address: str) -> str:
+def masked_address(address: str) -> str:
+    """An address without its password."""
     parts = urlsplit(address)
     user, password = parts.username, parts.password
     place = parts.netloc.rpartition("@")[2]
@@ -363,7 +364,7 @@ def as_text(each: Field[Any], value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(str(part) for part in value)
     if value and each.name == "database_url":
-        return _masked_address(str(value))
+        return masked_address(str(value))
     return "***" if value and each.metadata["secret"] else str(value)
 
 

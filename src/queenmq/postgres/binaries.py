@@ -97,10 +97,10 @@ def _copied(site: Path, home: Path) -> Path:
     return copy
 
 
-def binaries_for(account: Account, home: Path) -> Path:
-    """The directory with `postgres` and `initdb`, as the account can run them."""
+def binaries_for(account: Account, home: Path, *, dry: bool = False) -> Path:
+    """The directory with `postgres` and `initdb`, as the account can run them; `dry` makes no copy, only looks that there are any."""
     site = _wheel()
     place = Path(PACKAGE) / "pginstall18" / "bin"
-    if account.switch and (first_closed(site / place, account) or not may(site / place / "postgres", account, 1)):
+    if not dry and account.switch and (first_closed(site / place, account) or not may(site / place / "postgres", account, 1)):
         return _copied(site, home) / place
     return site / place

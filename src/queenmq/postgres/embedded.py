@@ -96,6 +96,16 @@ class EmbeddedPostgres:
         """An address for asyncpg and psql, over the Unix socket."""
         return f"postgresql://{role}@/{database}?host={quote(str(self._socket_directory()), safe='/')}&port={PORT}"
 
+    @staticmethod
+    def running_dsn(home: Path) -> str | None:
+        """The address of the PostgreSQL that a server in another process runs on this home; None when none does."""
+        other = EmbeddedPostgres(home)
+        lines = other._pidfile()
+        if len(lines) < 8 or lines[7].strip() != "ready" or not _is_postmaster(int(lines[0]), other.data):
+            return None
+        other._socket_dir = Path(lines[4].strip())
+        return other.dsn()
+
     async def start(self) -> str:
         """Makes the database when there is none, ends a postmaster that a killed server left, starts ours, waits until it answers."""
         self._stopping = False
