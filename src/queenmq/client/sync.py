@@ -145,16 +145,24 @@ class SyncMessages:
     def __init__(self, queen: SyncQueen, messages: Messages) -> None:
         self._queen = queen
         self._messages = messages
+        self._inside = False
+        self._walks: list[Iterator[Message]] = []
 
     def __iter__(self) -> Iterator[Message]:
-        return _walk(self._queen, self._messages)
+        walk = _walk(self._queen, self._messages)
+        if self._inside:
+            # `break` drops the iterator, and with it would end it, before the block knows how it is left
+            self._walks.append(walk)
+        return walk
 
     def __enter__(self) -> Self:
+        self._inside = True
         self._queen.wait_for(self._messages.__aenter__())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._queen.wait_for(self._messages.__aexit__(kind, error, trace))
+        self._walks.clear()
 
 
 def _walk(queen: SyncQueen, messages: Messages) -> Iterator[Message]:
