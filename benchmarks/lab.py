@@ -19,6 +19,7 @@ import asyncpg
 from benchmarks.common import HERE, children, cpu_seconds
 from queenmq.postgres.binaries import account_for, binaries_for
 from queenmq.postgres.embedded import PORT, ROLE, SUPERUSER, EmbeddedPostgres
+from queenmq.postgres.migrate import migrate
 
 # Room for one run without a checkpoint in the middle of one side's turn; durability itself stays as in production.
 SETTINGS = {
@@ -66,6 +67,11 @@ class Postgres:
         """A fresh database of the plain role; returns its name."""
         self.drop(database)
         self._tool("createdb", "--owner", ROLE, *(["--template", template] if template else []), database)
+        return database
+
+    async def migrated(self, database: str) -> str:
+        """A fresh database with our schema."""
+        await migrate(self.url(self.create(database)))
         return database
 
     def drop(self, database: str) -> None:

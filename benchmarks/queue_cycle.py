@@ -50,6 +50,15 @@ POPPED = msgspec.json.Decoder(Popped)
 ACKED = msgspec.json.Decoder(list[Acked])
 
 
+def acks(popped: Popped) -> bytes:
+    """The request that completes everything the pop returned."""
+    lease = {"partitionId": popped.partitionId, "leaseId": popped.leaseId, "status": "completed"}
+    made = [{"transactionId": message.transactionId, **lease} for message in popped.messages]
+    if len(made) == 1:
+        return load.request("POST", "/api/v1/ack", msgspec.json.encode(made[0]))
+    return load.request("POST", "/api/v1/ack/batch", msgspec.json.encode({"acknowledgments": made}))
+
+
 @dataclass(slots=True)
 class Ours:
     """The workers of one batch size, their connections kept open over the rounds."""
@@ -108,16 +117,13 @@ class Ours:
             raise load.LoadError(f"pop answered {status}: {body[:300]!r}")
         popped = POPPED.decode(body)
         self.seen.extend(message.id for message in popped.messages)
-        lease = {"partitionId": popped.partitionId, "leaseId": popped.leaseId, "status": "completed"}
-        acks = [{"transactionId": message.transactionId, **lease} for message in popped.messages]
-        if not acks:
+        if not popped.messages:
             return 0
-        path, what = ("/api/v1/ack", acks[0]) if len(acks) == 1 else ("/api/v1/ack/batch", {"acknowledgments": acks})
-        status, body = await caller.call(load.request("POST", path, msgspec.json.encode(what)))
+        status, body = await caller.call(acks(popped))
         if status != 200:
             raise load.LoadError(f"ack answered {status}: {body[:300]!r}")
         good = sum(reply.success for reply in ACKED.decode(body))
-        self.refused += len(acks) - good
+        self.refused += len(popped.messages) - good
         return good
 
 
