@@ -7,7 +7,6 @@ transaction ids are fresh in every call. Its invariant: a partition is pushed to
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 import uuid
@@ -16,7 +15,6 @@ from typing import Any
 
 import asyncpg
 import msgspec
-
 from benchmarks.common import Sample
 from benchmarks.lab import Postgres, queries
 
@@ -63,7 +61,9 @@ async def fill(connection: asyncpg.Connection[Any], ids: list[int], each: int, p
     """`each` messages into every partition, about a thousand a call; answers how many were stored."""
     statement, at_once, stored = await connection.prepare(OURS["push_messages"]), max(1, 1_000 // each), 0
     for start in range(0, len(ids), at_once):
-        made = shape(ids[start : start + at_once], (payloads * (each * at_once // len(payloads) + 1))[: each * len(ids[start : start + at_once])])
+        made = shape(
+            ids[start : start + at_once], (payloads * (each * at_once // len(payloads) + 1))[: each * len(ids[start : start + at_once])]
+        )
         transactions = [str(uuid.uuid4()) for _ in made.which]
         await statement.fetchrow(made.partitions, made.counts, made.which, made.position, transactions, made.payloads)
         stored += len(transactions)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-
 from benchmarks.common import HERE, children, cpu_seconds
+
 from queenmq.postgres.binaries import account_for, binaries_for
 from queenmq.postgres.embedded import PORT, ROLE, SUPERUSER, EmbeddedPostgres
 from queenmq.postgres.migrate import migrate

@@ -195,9 +195,10 @@ def cycle(requests: Iterable[tuple[bytes, int]], offset: int) -> Iterator[tuple[
 
 
 def push_body(queue: str, partitions: Sequence[str], payloads: Sequence[str]) -> bytes:
-    """A push request's body: item i goes to partition i (modulo) with payload i (modulo). Without transaction ids: the server makes them."""
+    """A push request's body: item i goes to partition i (modulo) with payload i (modulo); the server makes the transaction ids."""
     count = max(len(partitions), len(payloads))
     items = [
-        f'{{"queue":"{queue}","partition":"{partitions[at % len(partitions)]}","payload":{payloads[at % len(payloads)]}}}' for at in range(count)
+        f'{{"queue":"{queue}","partition":"{partitions[at % len(partitions)]}","payload":{payloads[at % len(payloads)]}}}'
+        for at in range(count)
     ]
     return ('{"items":[' + ",".join(items) + "]}").encode()

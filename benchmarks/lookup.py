@@ -135,7 +135,9 @@ async def against_document(postgres: lab.Postgres, report: Report, partitions: i
     claimer = direct.Claimer(postgres, "ours", QUEUE)
     await claimer.open()
     await postgres.tidy("ours", "document")
-    await choose(report, claimer, document, "claim_vs_count", f"{partitions:,} partitions, {partitions * each:,} messages, nothing consumed")
+    await choose(
+        report, claimer, document, "claim_vs_count", f"{partitions:,} partitions, {partitions * each:,} messages, nothing consumed"
+    )
     taken = 95 + await claims_per_second(postgres, report)
     taken += await drain(claimer)
     report.promise(taken == partitions * each, f"{partitions * each} messages, {taken} delivered")
@@ -262,7 +264,9 @@ async def run() -> int:
     chosen = options()
     report, parts = Report(chosen), chosen.part or ["document", "growth", "snapshot"]
     async with lab.postgres() as postgres:
-        for line in common.machine_lines(postgres.version, ["the document's COUNT query and lookup join", f"pgmq {pgmq.VERSION} (its SQL)"]):
+        for line in common.machine_lines(
+            postgres.version, ["the document's COUNT query and lookup join", f"pgmq {pgmq.VERSION} (its SQL)"]
+        ):
             report.say(line)
         await postgres.migrated("ours")
         if "document" in parts:

@@ -87,13 +87,19 @@ async def serving(postgres: Postgres, database: str, workers: int = 1, **setting
 async def _ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     until = time.monotonic() + READY_SECONDS
     while True:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as reply:
-                if reply.status == 200:
-                    return
+        if _answers(f"http://127.0.0.1:{port}/readyz"):
+            return
         if process.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"the server did not get ready:\n{log.read_text(errors='replace')[-3000:]}")
         await asyncio.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 def profiler() -> Path | None:

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import asyncpg
-
 from benchmarks.lab import Postgres, queries
 
 STATEMENTS = queries("document")

@@ -60,7 +60,8 @@ class PgBoss:
             await self._process.wait()
 
     async def send(self, seconds: float) -> Sample:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         before = self._postgres.cpu()
         self._process.stdin.write(json.dumps({"seconds": seconds, "payloads": self._payloads}).encode() + b"\n")
         answer = json.loads(await self._line())
@@ -68,7 +69,8 @@ class PgBoss:
         return Sample(int(answer["sent"]), float(answer["seconds"]), [value / 1000 for value in answer["latencies"]], cpu)
 
     async def _line(self) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError("the pg-boss driver ended early; what it said is above")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-
 from benchmarks.common import Sample
 from benchmarks.lab import Postgres, queries
 
