@@ -113,7 +113,6 @@ def arguments(description: str, rounds: int, seconds: float) -> argparse.Argumen
     parser.add_argument("--json", action="store_true", help='the last line is {"figures": {name: number, …}}')
     parser.add_argument("--rounds", type=int, default=None, help=f"turns of each side (default {rounds}, quick: fewer)")
     parser.add_argument("--seconds", type=float, default=None, help=f"length of one turn (default {seconds:g}, quick: shorter)")
-    parser.add_argument("--workers", type=int, default=1, help="server processes (default 1)")
     parser.add_argument("--no-profile", action="store_true", help="don't keep a profile of the server in benchmarks/profiles")
     parser.set_defaults(default_rounds=rounds, default_seconds=seconds)
     return parser

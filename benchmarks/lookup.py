@@ -233,7 +233,7 @@ async def held_snapshot(postgres: lab.Postgres, report: Report, cycles: int) -> 
     await peer.open(1)
     await peer.close()
     holders = [await postgres.connect("snapshot"), await postgres.connect("pgmq")]
-    async with server.serving(postgres, "snapshot", report.options.workers) as running:
+    async with server.serving(postgres, "snapshot") as running:
         await our_cycles(running, 200)
         await their_cycles(postgres, 200)
         await postgres.tidy("snapshot", "pgmq")

@@ -132,7 +132,7 @@ async def case(postgres: lab.Postgres, batch: int, report: Report) -> None:
     ours_database, theirs = postgres.create("ours"), await pgmq.install(postgres, "pgmq")
     peer = pgmq.Pgmq(postgres, theirs, QUEUE)
     await peer.open(WORKERS)
-    async with server.serving(postgres, ours_database, options.workers) as running:
+    async with server.serving(postgres, ours_database) as running:
         ours = Ours(running, batch)
         await ours.open()
 

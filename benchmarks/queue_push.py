@@ -114,7 +114,7 @@ async def over_http(postgres: lab.Postgres, case: Case, count: int, report: Repo
     boss = pgboss.PgBoss(postgres, postgres.create("boss"), modules, PAYLOADS[:64]) if modules and case is SINGLE else None
     if boss is not None:
         await boss.open(case.connections)
-    async with server.serving(postgres, ours, options.workers) as running:
+    async with server.serving(postgres, ours) as running:
         acknowledged = warm_up(running, partitions)
         http = load.HttpLoad(running.host, running.port)
         await http.open(feeds(case, partitions))

@@ -55,7 +55,7 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving(postgres: Postgres, database: str, workers: int = 1, **settings: str) -> AsyncIterator[Server]:
+async def serving(postgres: Postgres, database: str, **settings: str) -> AsyncIterator[Server]:
     """`queenmq up` on that database."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="qms-") as home:
@@ -64,8 +64,7 @@ async def serving(postgres: Postgres, database: str, workers: int = 1, **setting
             "QUEEN_DATABASE_URL": postgres.url(database),
             "QUEENMQ_HOME": home,
             "PORT": str(port),
-            "NUM_WORKERS": str(workers),
-            "LOG_LEVEL": "WARNING",
+            "LOG_LEVEL": "warning",
             "PYTHONPATH": str(HERE.parent / "src"),
             **settings,
         }
