@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from queenmq.postgres.migrate import Applied
+
 data_option = click.option("--data", metavar="DIR", help="Where the server keeps everything (QUEENMQ_HOME).")
 STATEMENTS = Path(queenmq.postgres.__file__).parent / "sql" / "setup"
 PAGE = 1000
@@ -148,18 +150,21 @@ def migrate(data: str | None, as_json: bool) -> int:
     """Bring the database's schema up to date without serving."""
     settings = _settings(data)
 
-    async def work() -> None:
+    async def work() -> Applied:
         home = open_home(settings.home)
         try:
             async with database(settings) as dsn:
-                await migrated(dsn)
+                return await migrated(dsn)
         finally:
             home.close()
 
-    if isinstance(foreground(work()), Stopped):
+    done = foreground(work())
+    if isinstance(done, Stopped):
         raise click.Abort
     if as_json:
-        emit({"migrated": True})
+        emit({"migrations": done.migrations, "functions": done.functions})
     else:
-        click.echo("the schema is up to date")
+        for name in done.migrations:
+            click.echo(f"applied {name}")
+        click.echo(f"the schema is up to date; {len(done.functions)} functions were made or renewed")
     return 0

@@ -24,6 +24,7 @@ from queenmq.postgres.embedded import EmbeddedPostgres
 from queenmq.postgres.preflight import explain, facts, refuse_unfit
 
 if TYPE_CHECKING:
+    from queenmq.postgres.migrate import Applied
     from queenmq.server import ServerInfo
 
 SERVER_STOP_SECONDS = 2.5
@@ -115,14 +116,14 @@ async def tool_database(settings: Settings) -> AsyncIterator[str]:
         home.close()
 
 
-async def migrated(dsn: str) -> None:
+async def migrated(dsn: str) -> Applied:
     """Brings the schema up to date; failures in clear words."""
     import asyncpg
 
     from queenmq.postgres.migrate import migrate
 
     try:
-        await migrate(dsn)
+        return await migrate(dsn)
     except (asyncpg.PostgresError, OSError) as error:
         if isinstance(error, asyncpg.InsufficientPrivilegeError | asyncpg.DiskFullError | OSError):
             raise explain(error, dsn) from error

@@ -94,7 +94,7 @@ class EmbeddedPostgres:
 
     def dsn(self, database: str = DATABASE, role: str = ROLE) -> str:
         """An address for asyncpg and psql, over the Unix socket."""
-        return f"postgresql://{role}@/{database}?host={quote(str(self._socket_directory()), safe='/')}&port={PORT}"
+        return f"postgresql://{role}@/{database}?host={quote(str(self._socket_directory()), safe='/')}&port={self._options['port']}"
 
     @staticmethod
     def running_dsn(home: Path) -> str | None:
@@ -170,7 +170,20 @@ class EmbeddedPostgres:
                     "choose another directory with --data DIR or QUEENMQ_HOME, or start as a plain user."
                 )
         log.info("making the database (once)", extra={"directory": str(self.data)})
-        words = ["--pgdata", str(beside), "--username", SUPERUSER, "--auth", "trust", "--encoding", "UTF8", "--locale", "C"]
+        words = [
+            "--pgdata",
+            str(beside),
+            "--username",
+            SUPERUSER,
+            "--auth-local",
+            "trust",
+            "--auth-host",
+            "scram-sha-256",
+            "--encoding",
+            "UTF8",
+            "--locale",
+            "C",
+        ]
         await self._run_tool([str(binaries / "initdb"), *words, "--no-instructions"], b"", "PostgreSQL's initdb failed")
         single = [str(binaries / "postgres"), "--single", "-D", str(beside), "-c", "log_min_messages=error", "postgres"]
         await self._run_tool(single, BOOTSTRAP.read_bytes(), "making the role and the database failed")
@@ -207,7 +220,7 @@ class EmbeddedPostgres:
 
     def _socket_directory(self) -> Path:
         if self._socket_dir is None:
-            name = f".s.PGSQL.{PORT}"
+            name = f".s.PGSQL.{self._options['port']}"
             if len(os.fsencode(self.data / name)) <= SOCKET_BYTES:
                 self._socket_dir = self.data
             else:
