@@ -195,6 +195,44 @@ async def test_an_outage_is_outlasted(server: Server) -> None:
         await ended(run, q)
 
 
+async def test_an_answer_given_during_an_outage_is_delivered_after_it(server: Server) -> None:
+    async with relay_to(server.url) as relay, Queen(relay.url, timeout=0.2) as q, Queen(server.url) as direct:
+        await direct.push("orders", 1)
+        calls = 0
+
+        @q.consumer("orders", lease_time=30)
+        async def handle(message: Message) -> None:
+            nonlocal calls
+            calls += 1
+            await relay.away()
+            q.stop()
+
+        run = await running(q)
+        assert await direct.pop("orders", wait=True, timeout=1) == []  # leased, while the answer meets closed doors
+        assert calls == 1
+        assert not run.done()
+        await relay.back()
+        await asyncio.wait_for(run, 20)
+        assert await direct.pop("orders") == []
+
+
+async def test_a_plain_function_around_a_coroutine_function_is_awaited(q: Queen) -> None:
+    await q.push("orders", 1)
+    handled = asyncio.Event()
+
+    async def work() -> None:
+        handled.set()
+        q.stop()
+
+    @q.consumer("orders")
+    def handle(message: Message) -> object:
+        return work()
+
+    await asyncio.wait_for(q.run(signals=False), 20)
+    assert handled.is_set()
+    assert await q.pop("orders") == []
+
+
 async def test_a_question_the_server_refuses_ends_the_run_with_its_words() -> None:
     async with misbehaving(answer(400, {"error": "batch: at most 10000"})) as peer, Queen(peer.url) as q:
 

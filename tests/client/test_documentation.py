@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import inspect
 import io
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 from queenmq.client import Queen
+from queenmq.client.settings import ConnectionSettings, ConsumerSettings, ConsumeSettings, PopSettings, PushSettings
 
 TOP = Path(__file__).resolve().parent.parent.parent
 PAGE = (TOP / "docs" / "client.md").read_text(encoding="utf-8")
@@ -101,3 +103,18 @@ async def test_the_page_names_every_error_of_the_client() -> None:
 async def test_the_page_describes_the_defaults_as_they_are() -> None:
     async with Queen() as q:
         assert q.url == ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (Queen.__init__, ConnectionSettings),
+        (Queen.push, PushSettings),
+        (Queen.pop, PopSettings),
+        (Queen.consume, ConsumeSettings),
+        (Queen.consumer, ConsumerSettings),
+    ],
+)
+def test_the_typed_settings_are_the_arguments(method: Any, settings: Any) -> None:
+    takes = {name for name, one in inspect.signature(method).parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert takes == set(settings.__annotations__)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from queenmq.client import retry, wire
-from queenmq.client.errors import NotReachable, OutcomeUnknown, QueenClientError, Unavailable, UsageError
+from queenmq.client.errors import QueenClientError, Unavailable, UsageError
 from queenmq.client.hand import InHand, error_text
 from queenmq.client.message import Message, Status
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("queenmq.client")
 
 Handler = Callable[[Any], Any]
-_AWAY = (NotReachable, OutcomeUnknown, Unavailable)
 _GIVE_BACK_SECONDS = 5.0
 
 
@@ -151,6 +150,8 @@ class Consumer:
                 held.add(message.partition_id)
 
     async def _handle_batch(self, hand: InHand, messages: list[Message]) -> None:
+        if self._stopping.is_set():
+            return
         status, error = await self._call(messages)
         for message in messages:
             hand.settle(message, status, error)
@@ -161,7 +162,9 @@ class Consumer:
                 await self.handler(argument)
             else:
                 job = functools.partial(contextvars.copy_context().run, self.handler, argument)
-                await asyncio.get_running_loop().run_in_executor(self._threads, job)
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, job)
+                if inspect.isawaitable(result):  # a plain function around a coroutine function
+                    await result
         except Exception as error:
             log.warning("a handler failed: %s", error_text(error), exc_info=error)
             return "failed", error_text(error)
@@ -225,7 +228,7 @@ async def _take(queen: Queen, terms: Terms, stopping: asyncio.Event | None) -> l
         try:
             messages = await _unless_stopping(queen, terms, stopping)
         except QueenClientError as error:
-            if not (isinstance(error, _AWAY) or (error.status or 0) >= 500):
+            if not error.passing:
                 raise
             attempt += 1
             (log.warning if attempt == 1 else log.debug)("no messages for now, will ask again: %s", error)

@@ -40,6 +40,11 @@ class QueenClientError(Exception):
         if hint is not None:
             self.hint = hint
 
+    @property
+    def passing(self) -> bool:
+        """The server is away or unwell: later it may be different."""
+        return isinstance(self, NotReachable | OutcomeUnknown | Unavailable) or (self.status or 0) >= 500
+
     def __str__(self) -> str:
         return f"{self.text} ({self.hint})" if self.hint else self.text
 
@@ -106,7 +111,7 @@ class Unavailable(Refused):
 class PushFailed(QueenClientError):
     """Some items could not be stored before the deadline; the others are stored."""
 
-    hint = "push the failed items again with the same transaction ids: what is stored already answers `duplicate`"
+    hint = "push again with error.transaction_ids: what is stored already answers `duplicate`"
 
     def __init__(self, text: str, results: Sequence[Pushed]) -> None:
         super().__init__(text)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from queenmq.client import wire
+from queenmq.client import retry, wire
 from queenmq.client.errors import LeaseLost, QueenClientError
 from queenmq.client.message import Message, Status
 
@@ -37,6 +38,7 @@ class InHand:
         self._queen = queen
         self._lease_id = messages[0].lease_id or ""
         self._lease_time = lease_time
+        self._alive_until = queen.clock.monotonic() + lease_time
         self._open = {id(message): message for message in messages}
         self._outgoing: list[wire.AckItem] = []
         self._wake = asyncio.Event()
@@ -84,11 +86,17 @@ class InHand:
                 return
 
     async def _deliver(self, items: list[wire.AckItem]) -> None:
-        try:
-            answers = await self._queen.settle(items)
-        except QueenClientError as error:
-            log.warning("%d acknowledgements could not be delivered, the messages will come again: %s", len(items), error)
-            return
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answers = await self._queen.settle(items)
+                break
+            except QueenClientError as error:
+                if not error.passing or self._queen.clock.monotonic() >= self._alive_until:
+                    log.warning("%d acknowledgements could not be delivered, the messages will come again: %s", len(items), error)
+                    return
+                await asyncio.sleep(retry.pause(attempt, random.random()))
         refused = [answer for answer in answers if not answer.success]
         if refused:
             self.lost = True
@@ -97,13 +105,12 @@ class InHand:
     async def _keep_alive(self) -> None:
         """Three tries in a lease's time; gives up when the lease must have ended by our own clock."""
         clock = self._queen.clock
-        alive_until = clock.monotonic() + self._lease_time
         while not self.lost:
             await asyncio.sleep(self._lease_time / 3)
             asked = clock.monotonic()
             try:
                 await self._queen.extend(self._lease_id, self._lease_time, timeout=self._lease_time / 3)
-                alive_until = asked + self._lease_time
+                self._alive_until = asked + self._lease_time
             except LeaseLost as error:
                 # all were answered, and the last answer ended the lease: nothing is lost then
                 self.lost = bool(self._open)
@@ -112,4 +119,4 @@ class InHand:
                 return
             except QueenClientError as error:
                 log.warning("a lease could not be extended: %s", error)
-                self.lost = clock.monotonic() >= alive_until
+                self.lost = clock.monotonic() >= self._alive_until

@@ -10,20 +10,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Self, Unpack, overload
 
 import msgspec
 
 from queenmq.client import wire
 from queenmq.client.consumer import Consumer, Handler, Messages, Terms
-from queenmq.client.errors import AckRefused, LeaseLost, PushFailed, QueenClientError, TransactionFailed, UsageError
+from queenmq.client.errors import AckRefused, LeaseLost, OutcomeUnknown, PushFailed, QueenClientError, TransactionFailed, UsageError
 from queenmq.client.ids import TransactionIds
 from queenmq.client.message import Acked, Committed, Configured, Item, Message, Pushed, Status
+from queenmq.client.settings import ConsumerSettings, ConsumeSettings, PopSettings, PushSettings, SubscriptionMode
 from queenmq.client.transport import Transport
 from queenmq.clock import Clock
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-SubscriptionMode = Literal["all", "new", "new-only"]
 
 
 class Queen:
@@ -114,6 +114,8 @@ class Queen:
             return await self._push(asked) if asked else []
         except QueenClientError as error:
             error.transaction_ids = tuple(item.transaction_id for item in asked)
+            if isinstance(error, OutcomeUnknown):
+                error.hint = PushFailed.hint
             raise
 
     async def _push(self, asked: Sequence[wire.PushItem]) -> list[Pushed]:
@@ -367,7 +369,7 @@ class Queue:
         self.queen = queen
         self.name = name
 
-    async def push(self, data: Any, **settings: Any) -> Pushed:
+    async def push(self, data: Any, **settings: Unpack[PushSettings]) -> Pushed:
         """See Queen.push."""
         return await self.queen.push(self.name, data, **settings)
 
@@ -375,7 +377,7 @@ class Queue:
         """See Queen.push_many."""
         return await self.queen.push_many(self.name, items, partition=partition)
 
-    async def pop(self, **settings: Any) -> list[Message]:
+    async def pop(self, **settings: Unpack[PopSettings]) -> list[Message]:
         """See Queen.pop."""
         return await self.queen.pop(self.name, **settings)
 
@@ -383,10 +385,10 @@ class Queue:
         """See Queen.configure."""
         return await self.queen.configure(self.name, namespace=namespace, task=task, **options)
 
-    def consumer(self, **settings: Any) -> Callable[[Handler], Consumer]:
+    def consumer(self, **settings: Unpack[ConsumerSettings]) -> Callable[[Handler], Consumer]:
         """See Queen.consumer."""
         return self.queen.consumer(self.name, **settings)
 
-    def consume(self, **settings: Any) -> Messages:
+    def consume(self, **settings: Unpack[ConsumeSettings]) -> Messages:
         """See Queen.consume."""
         return self.queen.consume(self.name, **settings)

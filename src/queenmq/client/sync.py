@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from queenmq.client.consumer import Consumer, Handler, Messages
 from queenmq.client.errors import UsageError
 from queenmq.client.message import Acked, Configured, Message, Pushed, Status
 from queenmq.client.queen import DEFAULT_URL, Queen, Transaction
+from queenmq.client.settings import ConnectionSettings, ConsumerSettings, ConsumeSettings, PopSettings, PushSettings
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class SyncQueen:
     """A connection to a QueenMQ server for plain code; takes what Queen takes."""
 
-    def __init__(self, url: str = DEFAULT_URL, **settings: Any) -> None:
+    def __init__(self, url: str = DEFAULT_URL, **settings: Unpack[ConnectionSettings]) -> None:
         self._queen = Queen(url, **settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="queenmq-client", daemon=True)
@@ -66,7 +67,7 @@ class SyncQueen:
 
     # ------------------------------------------------------------ the calls of Queen
 
-    def push(self, queue: str, data: Any, **settings: Any) -> Pushed:
+    def push(self, queue: str, data: Any, **settings: Unpack[PushSettings]) -> Pushed:
         """See Queen.push."""
         return self.wait_for(self._queen.push(queue, data, **settings))
 
@@ -74,7 +75,7 @@ class SyncQueen:
         """See Queen.push_many."""
         return self.wait_for(self._queen.push_many(queue, items, partition=partition))
 
-    def pop(self, queue: str | None = None, **settings: Any) -> list[Message]:
+    def pop(self, queue: str | None = None, **settings: Unpack[PopSettings]) -> list[Message]:
         """See Queen.pop."""
         return self.wait_for(self._queen.pop(queue, **settings))
 
@@ -105,11 +106,11 @@ class SyncQueen:
         yield collected
         self.wait_for(self._queen.commit(collected))
 
-    def consumer(self, queue: str | None = None, **settings: Any) -> Callable[[Handler], Consumer]:
+    def consumer(self, queue: str | None = None, **settings: Unpack[ConsumerSettings]) -> Callable[[Handler], Consumer]:
         """See Queen.consumer; plain functions run in threads, as many as `concurrency`."""
         return self._queen.consumer(queue, **settings)
 
-    def consume(self, queue: str | None = None, **settings: Any) -> SyncMessages:
+    def consume(self, queue: str | None = None, **settings: Unpack[ConsumeSettings]) -> SyncMessages:
         """See Queen.consume: `for message in q.consume("orders"):`."""
         return SyncMessages(self, self._queen.consume(queue, **settings))
 

@@ -18,6 +18,8 @@ from queenmq.client.message import Reply
 from queenmq.client.wire import Request, raise_for
 from queenmq.clock import Clock
 
+# shorter than servers keep an idle connection (uvicorn: 5 s), so that a request doesn't meet the closing of its connection
+_IDLE_SECONDS = 4.0
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -48,7 +50,7 @@ class Transport:
                 # environment proxies are for the web; a queue on loopback must not be looked for behind one
                 trust_env=False,
                 timeout=None,
-                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=30.0),
+                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_IDLE_SECONDS),
             )
         except (UnicodeError, TypeError, ValueError) as error:
             raise UsageError(f"a header can't be sent: {error}") from error
