@@ -1,12 +1,14 @@
 """Our SQL functions called directly over asyncpg connections, as the peers' are: no server, no HTTP.
 
 The arrays are those that the server prepares (partitions distinct and ascending, counts, per item which partition and position);
-transaction ids are fresh in every call. Its invariant: a partition is pushed to by one connection at a time, as within a server.
+transaction ids are fresh in every call and rise in time, as those that the server makes. Its invariant: a partition is pushed to by
+one connection at a time, as within a server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 import uuid
@@ -78,6 +80,7 @@ class Pusher:
         self._connections: list[asyncpg.Connection[Any]] = []
         self._shares: list[list[int]] = []
         self._payloads: list[str] = []
+        self._prefix, self._calls = uuid.uuid4().hex[:16], itertools.count()
 
     async def open(self, connections: int, names: list[str], payloads: list[str]) -> None:
         self._connections = [await self._postgres.connect(self._database) for _ in range(connections)]
@@ -101,10 +104,10 @@ class Pusher:
         async def pusher(number: int) -> int:
             shapes = self._shapes(self._shares[number], batch)
             call, fetch, pushed = 0, statements[number].fetchrow, 0
-            prefix, tails = uuid.uuid4().hex[:20], [f"{at:06}" for at in range(batch)]
+            tails = [f"{at:04x}" for at in range(batch)]
             while (began := clock()) < until:
                 made = shapes[call % len(shapes)]
-                head = f"{prefix}{call:010}"
+                head = f"{self._prefix}{next(self._calls):08x}"
                 transactions = [head + tail for tail in tails]
                 row = await fetch(made.partitions, made.counts, made.which, made.position, transactions, made.payloads)
                 if row is None or row["duplicates"] is not None or None in row["bases"]:
