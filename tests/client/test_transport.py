@@ -142,6 +142,21 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again()
             await peer.until(lambda seen, n=n: seen.ended == n + 1)  # type: ignore[misc]
 
 
+async def test_waiting_pops_do_not_keep_other_calls_from_leaving() -> None:
+    async with misbehaving(silence, silence, silence, answer(201, STORED)) as peer, Queen(peer.url, connections=1) as q:
+        waiting = [asyncio.create_task(q.pop("orders", wait=True)) for _ in range(3)]
+        await peer.until(lambda seen: len(seen.asked) == 3)
+        assert (await q.push("orders", 1)).status == "queued"
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_header_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(UsageError, match="header"):
+        Queen("http://127.0.0.1:1", token="ü")
+
+
 async def test_an_answer_in_drops_ends_with_the_deadline() -> None:
     async with misbehaving(drip) as peer, Queen(peer.url, timeout=0.5) as q:
         async with asyncio.timeout(5):

@@ -30,7 +30,7 @@ class Queen:
     """A connection to a QueenMQ server.
 
     `timeout` bounds a call with all its repetitions, `attempt_timeout` one try of a call that may be repeated. `token` is sent as
-    `Authorization: Bearer`.
+    `Authorization: Bearer`. At most `connections` are open at once, besides one for each long poll.
     """
 
     def __init__(

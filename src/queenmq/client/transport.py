@@ -44,20 +44,14 @@ class Transport:
         self._attempt_timeout = attempt_timeout
         self._clock = clock
         self._draw = draw
-        try:
-            self._http = httpx.AsyncClient(
-                headers=dict(headers),
-                # environment proxies are for the web; a queue on loopback must not be looked for behind one
-                trust_env=False,
-                timeout=None,
-                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_IDLE_SECONDS),
-            )
-        except (UnicodeError, TypeError, ValueError) as error:
-            raise UsageError(f"a header can't be sent: {error}") from error
+        self._http = _pool(headers, connections)
+        # held requests have connections of their own: many waiting consumers must not keep an acknowledgement from leaving
+        self._held = _pool(headers, None)
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
         await self._http.aclose()
+        await self._held.aclose()
 
     async def call(self, request: Request, *, timeout: float | None = None) -> Reply:
         """The answer to `request`, 2xx always; anything else is raised. `timeout` overrides the client's for all attempts together."""
@@ -94,7 +88,7 @@ class Transport:
         try:
             # httpx counts each read by itself; this is the end of the whole attempt, an answer in drops included
             async with asyncio.timeout(left):
-                got = await self._http.request(
+                got = await (self._held if request.hold else self._http).request(
                     request.method, self.url + request.path, content=request.body, headers=headers, timeout=timeout
                 )
         except _NOT_SENT as error:
@@ -108,6 +102,15 @@ class Transport:
                 raise UsageError("this client is closed", hint="use it inside its `async with` block") from error
             raise
         return Reply(got.status_code, got.content, got.headers.get("retry-after"))
+
+
+def _pool(headers: Mapping[str, str], connections: int | None) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_IDLE_SECONDS)
+    try:
+        # environment proxies are for the web; a queue on loopback must not be looked for behind one
+        return httpx.AsyncClient(headers=dict(headers), trust_env=False, timeout=None, limits=limits)
+    except (UnicodeError, TypeError, ValueError) as error:
+        raise UsageError(f"a header can't be sent: {error}") from error
 
 
 def _plain(path: str) -> str:
