@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Callable, Mapping
 
 import httpx
@@ -44,9 +45,11 @@ class Transport:
         self._attempt_timeout = attempt_timeout
         self._clock = clock
         self._draw = draw
-        self._http = _pool(headers, connections)
+        # making a TLS context takes longer than many a program runs, and a plain address needs none
+        tls = httpx.create_ssl_context(trust_env=False) if url.startswith("https://") else False
+        self._http = _pool(headers, connections, tls)
         # held requests have connections of their own: many waiting consumers must not keep an acknowledgement from leaving
-        self._held = _pool(headers, None)
+        self._held = _pool(headers, None, tls)
 
     async def close(self) -> None:
         """Closes every connection; calls in flight fail."""
@@ -104,11 +107,11 @@ class Transport:
         return Reply(got.status_code, got.content, got.headers.get("retry-after"))
 
 
-def _pool(headers: Mapping[str, str], connections: int | None) -> httpx.AsyncClient:
+def _pool(headers: Mapping[str, str], connections: int | None, tls: ssl.SSLContext | bool) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_IDLE_SECONDS)
     try:
         # environment proxies are for the web; a queue on loopback must not be looked for behind one
-        return httpx.AsyncClient(headers=dict(headers), trust_env=False, timeout=None, limits=limits)
+        return httpx.AsyncClient(headers=dict(headers), trust_env=False, verify=tls, timeout=None, limits=limits)
     except (UnicodeError, TypeError, ValueError) as error:
         raise UsageError(f"a header can't be sent: {error}") from error
 
