@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -23,14 +25,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH = 500
+REACH_SECONDS = 5.0
 url_option = click.option("--url", metavar="URL", help="The server (QUEENMQ_URL, http://127.0.0.1:6632).")
 
 
-def client(url: str | None) -> Queen:
-    """A client of the named server."""
+@asynccontextmanager
+async def client(url: str | None) -> AsyncIterator[Queen]:
+    """A client of the named server; at once, and not after its repetitions, it says when nobody is there."""
     from queenmq.client import Queen
 
-    return Queen(config.load(options={"url": url}).server_url)
+    address = config.load(options={"url": url}).server_url
+    parts = urlsplit(address)
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        writer.close()
+    except OSError as error:
+        hint = "Start one with `queenmq up`, or name another with --url or QUEENMQ_URL."
+        raise SetupError(f"no server answers at {address}. {hint}") from error
+    async with Queen(address) as queen:
+        yield queen
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -31,14 +31,21 @@ class Account:
     switch: bool
 
 
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def account_for(data: Path) -> Account:
     """Ourselves; when we are root, the owner of the data directory, or `nobody` (PostgreSQL refuses to run as root)."""
     mine = os.geteuid()
     if mine != 0:
-        return Account(str(mine), mine, os.getegid(), False)
+        return Account(_name(mine), mine, os.getegid(), False)
     if data.exists() and data.stat().st_uid != 0:
         owner = data.stat()
-        return Account(str(owner.st_uid), owner.st_uid, owner.st_gid, True)
+        return Account(_name(owner.st_uid), owner.st_uid, owner.st_gid, True)
     try:
         entry = pwd.getpwnam("nobody")
     except KeyError:

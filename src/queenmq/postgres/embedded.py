@@ -79,8 +79,8 @@ class EmbeddedPostgres:
     """One PostgreSQL 18 on `home`/postgres. `start` answers the address of the plain role; `watch` starts it again when it dies."""
 
     def __init__(self, home: Path, *, options: Mapping[str, str] | None = None) -> None:
-        self.home = home
-        self.data = home / "postgres"
+        self.home = home.absolute()  # PostgreSQL is started with / as its directory
+        self.data = self.home / "postgres"
         self._options = {**SETTINGS, **(options or {})}
         self._account: Account = account_for(self.data)
         self._process: subprocess.Popen[bytes] | None = None
@@ -352,9 +352,10 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 def _explained(failure: str, said: str, data: Path) -> str:
-    if "No space left on device" in said:
+    if "No space left on device" in said or "Check free disk space" in said:
         return f"the disk is full: {data} can't be written to. Free some space, or choose another disk with --data DIR."
-    if "ermission denied" in said:
-        return f"{failure}: a file below {data} belongs to another user. Start as that user, or choose another directory with --data DIR."
     tail = "\n".join(f"  {line}" for line in said.strip().splitlines()[-6:])
-    return f"{failure}. What it said:\n{tail}"
+    advice = ""
+    if "ermission denied" in said or "not permitted" in said:
+        advice = f" Does something below {data} belong to another user? Start as that user, or choose another directory with --data DIR."
+    return f"{failure}.{advice} What it said:\n{tail}"
