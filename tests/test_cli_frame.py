@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import asyncpg
+from tests.cli_tools import queenmq
 
 import queenmq as package
 from queenmq.cli import COMMANDS
 from queenmq.postgres.embedded import EmbeddedPostgres
-from tests.cli_tools import queenmq
 
 
 async def test_the_help_names_every_command_and_every_command_has_its_own() -> None:
