@@ -37,16 +37,12 @@ class Shape:
 
 
 def shape(partitions: list[int], payloads: list[str]) -> Shape:
-    """`payloads` go round the partitions."""
+    """`payloads` go round the partitions; a partition's items stand together, as the server puts them."""
     distinct = sorted(set(partitions[: len(payloads)]))
-    place = {each: at for at, each in enumerate(distinct)}
-    counts = [0] * len(distinct)
-    which, position = [], []
-    for at in range(len(payloads)):
-        where = place[partitions[at % len(partitions)]]
-        which.append(where + 1)
-        position.append(counts[where])
-        counts[where] += 1
+    least, more = divmod(len(payloads), len(distinct))
+    counts = [least + (at < more) for at in range(len(distinct))]
+    which = [at + 1 for at, count in enumerate(counts) for _ in range(count)]
+    position = [place for count in counts for place in range(count)]
     return Shape(distinct, counts, which, position, payloads)
 
 
