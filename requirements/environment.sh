@@ -3,7 +3,7 @@
 
 find_python() {
   old=""; bare=""
-  for name in "${QUEENMQ_PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11 /usr/bin/python3 python; do
+  for name in "${QUEENMQ_PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11 python; do
     version=$("$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
     "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { old=${old:-"$name is $version"}; continue; }
     "$name" -c 'import venv, ensurepip' 2>/dev/null || { bare=${bare:-"$name ($version)"}; continue; }
@@ -22,7 +22,7 @@ find_python() {
 environment() {
   unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
   python="$here/.venv/bin/python"
-  stamp="$here $(cat "$here/requirements/$1.txt" "$here"/requirements/queen-mq-*.txt | cksum)"
+  stamp="$here $(cat "$here"/requirements/*.txt | cksum)"
   if [ -x "$python" ] && read -r ready 2>/dev/null <"$here/.venv/ready-$1" && [ "$ready" = "$stamp" ]; then return 0; fi
   found=$(find_python) || exit 1
   "$found" "$here/requirements/prepare.py" "$1" "$stamp" || exit 1

@@ -93,6 +93,7 @@ def main(lock: str, stamp: str) -> None:
     pip("-r", str(TOP / "requirements" / f"{lock}.txt"))
     if lock == "dev":
         install_peers()
+        (VENV / "ready-base").write_text(stamp + "\n")  # dev holds all of base
     ready.write_text(stamp + "\n")
 
 
