@@ -91,6 +91,7 @@ async def database(settings: Settings) -> AsyncIterator[str]:
     finally:
         if watching is not None:
             watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         await embedded.stop()
 
 

@@ -156,8 +156,9 @@ class EmbeddedPostgres:
 
     async def _initialise(self, binaries: Path) -> None:
         """initdb beside, then role and database in single-user mode, then one rename: there is a whole database or none."""
-        beside = self.home / "postgres.new"
-        shutil.rmtree(beside, ignore_errors=True)
+        for old in self.home.glob("postgres.new*"):
+            shutil.rmtree(old, ignore_errors=True)
+        beside = self.home / f"postgres.new-{os.getpid()}"  # an initdb whose server was killed may still write into its own
         if self.data.exists() and any(self.data.iterdir()):
             raise SetupError(f"{self.data} is neither empty nor a PostgreSQL database: move it away, or choose another with --data DIR.")
         beside.mkdir(mode=0o700)
