@@ -17,9 +17,8 @@ import queenmq.postgres
 from queenmq import config, logs
 from queenmq.cli.output import emit, json_option, progress, table
 from queenmq.cli.serve import Stopped, foreground
-from queenmq.cli.supervisor import database, migrated, tool_database
+from queenmq.cli.supervisor import migrated, tool_database
 from queenmq.errors import SetupError
-from queenmq.home import open_home
 from queenmq.postgres.preflight import connect
 
 if TYPE_CHECKING:
@@ -151,12 +150,8 @@ def migrate(data: str | None, as_json: bool) -> int:
     settings = _settings(data)
 
     async def work() -> Applied:
-        home = open_home(settings.home)
-        try:
-            async with database(settings) as dsn:
-                return await migrated(dsn)
-        finally:
-            home.close()
+        async with tool_database(settings, make=True) as dsn:
+            return await migrated(dsn)
 
     done = foreground(work())
     if isinstance(done, Stopped):

@@ -96,7 +96,7 @@ async def database(settings: Settings) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def tool_database(settings: Settings) -> AsyncIterator[str]:
+async def tool_database(settings: Settings, *, make: bool = False) -> AsyncIterator[str]:
     """For commands that look into it: the named one, that of a server that runs on this home, or the embedded one started for it."""
     named = settings.database
     if named is not None:
@@ -107,7 +107,7 @@ async def tool_database(settings: Settings) -> AsyncIterator[str]:
     if serving is not None:
         yield serving
         return
-    if not (settings.home / "postgres").exists():
+    if not make and not (settings.home / "postgres").exists():
         raise SetupError(f"there is no database in {settings.home} yet: start the server once, or name its directory with --data DIR.")
     home = open_home(settings.home)
     try:
