@@ -1,4 +1,5 @@
-"""Brings a database to this version's schema: numbered migrations once, functions whenever their text has changed.
+"""Brings a database to this version's schema: numbered migrations once, functions whenever their text has changed. A database of the
+older system is taken over on the way (adopt.py).
 
 Everything happens in one transaction under one advisory lock, so several servers may start at once and a failure leaves the database
 as it was. Needs no superuser: a role that may create a schema, or owns the schema `queen`. Never drops data.
@@ -14,8 +15,9 @@ from importlib import resources
 import asyncpg
 
 from queenmq.errors import SetupError
+from queenmq.postgres import adopt
 
-_LOCK = 7_310_579_612_014
+LOCK = 7_310_579_612_014
 OLDEST_POSTGRES = 150_000
 
 
@@ -37,6 +39,7 @@ class Applied:
 
     migrations: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
+    adopted: adopt.Adopted | None = None
 
 
 def scripts(kind: str) -> list[Script]:
@@ -66,8 +69,10 @@ async def migrate_connection(connection: asyncpg.Connection[asyncpg.Record]) -> 
     if version < OLDEST_POSTGRES:
         raise SetupError(f"PostgreSQL {version // 10000} is too old: QueenMQ needs 15 or newer")
     applied = Applied()
-    async with connection.transaction():
-        await connection.execute(statement("migrate_lock"), _LOCK)
+    # whoever waited for the lock must see what was committed meanwhile, whatever the database's default level is
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(statement("migrate_lock"), LOCK)
+        older = await adopt.set_aside(connection)
         try:
             await connection.execute(statement("migrate_bookkeeping"))
         except asyncpg.InsufficientPrivilegeError as error:
@@ -86,4 +91,7 @@ async def migrate_connection(connection: asyncpg.Connection[asyncpg.Record]) -> 
                 await connection.execute(script.text)
                 await connection.execute(statement("migrate_record"), "function", script.name, script.digest)
                 applied.functions.append(script.name)
+        # the triggers are in place and the older tables locked: nothing slips between (P8)
+        if older:
+            applied.adopted = await adopt.fill(connection)
     return applied

@@ -1,0 +1,1 @@
+SELECT value::text FROM queen.system_state WHERE key = 'adoption'

@@ -1,0 +1,1 @@
+ALTER SCHEMA queen RENAME TO queen_before
