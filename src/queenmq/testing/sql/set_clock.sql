@@ -1,0 +1,1 @@
+UPDATE queen_test.clock SET stopped = $1::timestamptz, ahead = '0'

@@ -1,0 +1,1 @@
+UPDATE queen_test.clock SET stopped = clock_timestamp(), ahead = '0'
