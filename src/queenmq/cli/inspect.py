@@ -175,9 +175,33 @@ async def _database(settings: Settings) -> list[Finding]:
         lines.append(
             Finding("durable", "fail", f"{' and '.join(off)} off: a power cut loses acknowledged messages. Turn it on in its settings.")
         )
-    schema = "the schema is there" if found.has_schema else "the schema is made at the first start"
-    lines.append(Finding("schema", "pass", schema))
+    lines.append(await _schema(dsn) if found.has_schema else Finding("schema", "pass", "made at the first start"))
     if found.max_connections < settings.db_pool_size + 5:
         text = f"max_connections is {found.max_connections}, DB_POOL_SIZE {settings.db_pool_size}: raise the first or lower the second."
         lines.append(Finding("pool", "warn", text))
     return lines
+
+
+async def _schema(dsn: str) -> Finding:
+    """Is the database's schema this version's, an older one (the next start renews it), or somebody else's?"""
+    import asyncpg
+
+    from queenmq.postgres.migrate import scripts, statement
+    from queenmq.postgres.preflight import connect
+
+    connection = await connect(dsn)
+    try:
+        known = {row["name"]: row["digest"] for row in await connection.fetch(statement("migrate_known"))}
+    except asyncpg.UndefinedTableError:
+        return Finding("schema", "warn", "the schema `queen` is not ours yet: the next start takes over an older system's, or says why not")
+    except asyncpg.InsufficientPrivilegeError as error:
+        return Finding("schema", "fail", f"this role may not read the schema: {error.args[0]}. Connect as its owner.")
+    finally:
+        await connection.close()
+    migrations = scripts("migrations")
+    missing = [script.name for script in migrations if script.name not in known]
+    stale = [script.name for script in scripts("functions") if known.get(script.name) != script.digest]
+    if missing or stale:
+        text = f"{len(missing)} migrations and {len(stale)} functions are older than this version; the next start renews them"
+        return Finding("schema", "warn", text)
+    return Finding("schema", "pass", f"at {migrations[-1].name.removesuffix('.sql')}, every function as in this version")
