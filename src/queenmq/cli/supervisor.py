@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from queenmq import config
 from queenmq.clock import Clock
@@ -159,7 +159,8 @@ async def _served(settings: Settings) -> AsyncIterator[tuple[ServerInfo, asyncio
 
     task = asyncio.create_task(serve(settings, clock=Clock(), on_ready=on_ready))
     try:
-        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, ready}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             await task
             raise SetupError("the server ended before it answered: its log says why.")
