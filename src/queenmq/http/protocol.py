@@ -1,0 +1,109 @@
+"""uvicorn's httptools protocol with three things more: a reply in one write, word of a client that left, and whether a reply was written.
+
+A route that finds `queenmq.exchange` in its scope may answer through it instead of `send`. "Written" means handed to the kernel: the
+transport's buffer is empty after the reply. Never parses anything itself. Invariant: one reply a request, by one way or the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+
+class Exchange:
+    """One request's connection, as a route sees it."""
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: QueenProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    @property
+    def lost(self) -> bool:
+        """The client is gone."""
+        return self._protocol.lost or self._protocol.transport.is_closing()
+
+    def body(self) -> bytes | None:
+        """The whole body when it is here already."""
+        return bytes(self._cycle.body) if not self._cycle.more_body and not self._cycle.waiting_for_100_continue else None
+
+    def on_lost(self, callback: Callable[[], object] | None) -> None:
+        """What to call when the client leaves before the reply."""
+        self._protocol.when_lost = callback
+        if callback is not None and self._protocol.lost:
+            callback()
+
+    def last(self) -> None:
+        """The connection is closed after the reply."""
+        self._cycle.keep_alive = False
+
+    def reply(self, head: bytes, body: bytes) -> bool:
+        """Head (status line and headers without the last blank line) and body in one write; False when the client is gone."""
+        cycle = self._cycle
+        self._protocol.when_lost = None
+        cycle.response_started = cycle.response_complete = True
+        if self.lost:
+            return False
+        if cycle.keep_alive:
+            self._protocol.transport.write(b"%b\r\n%b" % (head, body))
+        else:
+            self._protocol.transport.write(b"%bconnection: close\r\n\r\n%b" % (head, body))
+            self._protocol.transport.close()
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    async def written(self) -> bool:
+        """Waits until the reply is with the kernel; False when the client left before that."""
+        protocol = self._protocol
+        transport = protocol.transport
+        if protocol.lost:
+            return False
+        if transport.get_write_buffer_size():
+            drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            protocol.when_drained = drained
+            transport.set_write_buffer_limits(high=0)
+            try:
+                await drained
+            finally:
+                protocol.when_drained = None
+                if not protocol.lost:
+                    transport.set_write_buffer_limits()
+        return not protocol.lost
+
+
+class QueenProtocol(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lost = False
+        self.when_lost: Callable[[], object] | None = None
+        self.when_drained: asyncio.Future[None] | None = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope["queenmq.exchange"] = Exchange(self, cycle)  # type: ignore[typeddict-unknown-key]
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        callback, self.when_lost = self.when_lost, None
+        super().connection_lost(exc)
+        self._drained()
+        if callback is not None:
+            callback()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._drained()
+
+    def _drained(self) -> None:
+        if self.when_drained is not None and not self.when_drained.done():
+            self.when_drained.set_result(None)
+
+
+__all__ = ["Exchange", "QueenProtocol"]

@@ -1,0 +1,1 @@
+SELECT queen.backlog($1)

@@ -1,0 +1,1 @@
+SELECT queue_ids, partition_ids, versions FROM queen.make_partitions($1, $2)

@@ -1,0 +1,1 @@
+SELECT queen.make_subscription($1, $2, $3, $4, $5)

@@ -1,0 +1,1 @@
+SELECT queen.register_server($1, $2, $3)

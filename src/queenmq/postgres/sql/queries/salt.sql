@@ -1,0 +1,1 @@
+SELECT (value #>> '{}')::int FROM queen.system_state WHERE key = 'salt'

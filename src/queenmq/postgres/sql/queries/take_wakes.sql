@@ -1,0 +1,1 @@
+SELECT queues, taken FROM queen.take_wakes()

@@ -1,0 +1,267 @@
+"""A lane: what arrives while a call is under way leaves together in the next one.
+
+One lane per kind of request. Units wait here, leave as soon as one of the lane's connections is free, and get their answers by
+position. What a call can't have because somebody holds a row is set aside and asked for again, all of it in one call, without holding
+up anything else: after 4 ms, doubling to 50; every third round waits 20 ms for the unit that has waited longest.
+Never runs SQL itself: a subclass says how a batch becomes one call. Invariant: every unit submitted is settled exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from queenmq.clock import Clock
+from queenmq.errors import Busy, QueenError, Unavailable
+from queenmq.metrics import LaneMetrics
+from queenmq.postgres.pool import LostConnection, translate
+
+log = logging.getLogger(__name__)
+
+DEADLINE_SECONDS = 10.0
+ASIDE_FIRST = 0.004
+ASIDE_MOST = 0.05
+
+
+class Unit(ABC):
+    """Something that a lane carries: it knows its weight, its deadline and how to take bad news."""
+
+    __slots__ = ("deadline", "tries")
+    weight = 1
+    deadline: float
+    tries: int
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Nobody waits for it any more."""
+
+    @abstractmethod
+    def fail(self, error: QueenError) -> None:
+        """Settles it with an error."""
+
+
+U = TypeVar("U", bound=Unit)
+
+
+class Lane(ABC, Generic[U]):
+    """Waiting units, the calls under way, and what was set aside."""
+
+    max_units = 20_000
+    max_bytes = 32 << 20
+    most_waiting = 400_000
+    most_waiting_bytes = 512 << 20
+
+    def __init__(self, name: str, width: int, clock: Clock, metrics: LaneMetrics) -> None:
+        self.name = name
+        self.width = width
+        self.clock = clock
+        self.metrics = metrics
+        self.waiting_units = 0
+        self.waiting_bytes = 0
+        self._queue: deque[U] = deque()
+        self._flying = 0
+        self._scheduled = False
+        self._closed = False
+        self._aside: list[U] = []
+        self._aside_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def call(self, units: list[U], skip: bool) -> list[U]:
+        """One call to the database: settles what it could, answers what somebody holds. Raises when it had no effect."""
+
+    def repeatable(self, unit: U) -> bool:
+        """Whether the unit may be sent again when it isn't known whether it was done."""
+        return False
+
+    def submit(self, units: Iterable[U]) -> None:
+        """Takes units in; Unavailable when the lane is full or closed, and then it took none."""
+        units = list(units)
+        weight = sum(unit.weight for unit in units)
+        size = sum(unit.bytes for unit in units)
+        if self._closed:
+            raise Unavailable("the server is stopping")
+        if self.waiting_units + weight > self.most_waiting or self.waiting_bytes + size > self.most_waiting_bytes:
+            self.metrics.refused += 1
+            raise Unavailable(f"too much is waiting for the database ({self.waiting_units} {self.name} items): send again later")
+        deadline = self.clock.monotonic() + DEADLINE_SECONDS
+        for unit in units:
+            unit.deadline = deadline
+            unit.tries = 0
+        self.waiting_units += weight
+        self.waiting_bytes += size
+        self.enqueue(units)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def enqueue(self, units: list[U]) -> None:
+        """Puts units where `take` finds them."""
+        self._queue.extend(units)
+
+    def take(self) -> list[U]:
+        """The next batch; empty when nothing may leave now."""
+        batch: list[U] = []
+        weight = size = 0
+        queue = self._queue
+        while queue:
+            unit = queue[0]
+            weight += unit.weight
+            size += unit.bytes
+            if batch and (weight > self.max_units or size > self.max_bytes):
+                break
+            batch.append(queue.popleft())
+        return batch
+
+    def landed(self, units: list[U]) -> None:
+        """The batch's call is over (set-aside units excepted: they still count as under way)."""
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while self._flying < self.width:
+            batch = self.take()
+            if not batch:
+                return
+            self.waiting_units -= sum(unit.weight for unit in batch)
+            self.waiting_bytes -= sum(unit.bytes for unit in batch)
+            self._flying += 1
+            task = asyncio.create_task(self._fly(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _fly(self, batch: list[U]) -> None:
+        started = self.clock.monotonic()
+        held: list[U] = []
+        try:
+            held = await self._attempt(batch, skip=False)
+        finally:
+            self.metrics.call(self.clock.monotonic() - started, sum(unit.weight for unit in batch))
+            self._flying -= 1
+            if held:
+                self._set_aside(held)
+                away = set(map(id, held))
+                self.landed([unit for unit in batch if id(unit) not in away])
+            else:
+                self.landed(batch)
+            self._flush()
+
+    async def _attempt(self, units: list[U], skip: bool) -> list[U]:
+        """One call with everything that may go wrong: never raises, answers what was set aside."""
+        try:
+            return await self.call(units, skip)
+        except Busy:
+            self.metrics.busy += 1
+            return units if skip else await self._attempt(units, True)
+        except LostConnection as error:
+            again = [unit for unit in units if not unit.done and unit.tries < 2 and self.repeatable(unit)]
+            self._fail([unit for unit in units if unit not in again], error)
+            for unit in again:
+                unit.tries += 1
+            return await self._attempt(again, skip) if again else []
+        except QueenError as error:
+            return await self._one_by_one(units, skip, error)
+        except asyncio.CancelledError:
+            self._fail(units, Unavailable("the server is stopping"))
+            raise
+        except Exception as error:
+            known = translate(error)
+            if known is None:
+                log.exception("a %s call failed", self.name)
+                known = QueenError(f"{type(error).__name__}: {error}")
+            return await self._one_by_one(units, skip, known)
+
+    async def _one_by_one(self, units: list[U], skip: bool, error: QueenError) -> list[U]:
+        """A call that failed for one bad unit must not fail the others: each goes alone."""
+        if len(units) == 1 or isinstance(error, Unavailable):
+            self._fail(units, error)
+            return []
+        held: list[U] = []
+        for unit in units:
+            held.extend(await self._attempt([unit], skip))
+        return held
+
+    @staticmethod
+    def _fail(units: Iterable[U], error: QueenError) -> None:
+        for unit in units:
+            if not unit.done:
+                unit.fail(error)
+
+    # what was set aside
+
+    def _set_aside(self, units: list[U]) -> None:
+        self.metrics.set_aside += len(units)
+        self._aside.extend(units)
+        if self._aside_task is None:
+            self._aside_task = asyncio.create_task(self._aside_rounds())
+
+    async def _aside_rounds(self) -> None:
+        pause, rounds = ASIDE_FIRST, 0
+        while self._aside:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, ASIDE_MOST)
+            rounds += 1
+            units, self._aside = self._aside, []
+            began = self.clock.monotonic()
+            units = self._expire(units)
+            if not units:
+                continue
+            patient = units[:1] if rounds % 3 == 0 else []
+            held = await self._attempt_patiently(patient) + await self._attempt(units[len(patient) :], True) if units else []
+            self._aside = held + self._aside
+            away = set(map(id, held))
+            over = [unit for unit in units if id(unit) not in away]
+            if over:
+                pause = ASIDE_FIRST
+                self.metrics.waited(self.clock.monotonic() - began)
+                self.landed(over)
+                self._flush()
+        self._aside_task = None
+
+    async def _attempt_patiently(self, units: list[U]) -> list[U]:
+        """Waits up to the lock timeout for the one unit that has waited longest."""
+        if not units:
+            return []
+        try:
+            return await self.call(units, False)
+        except Busy:
+            return units
+        except Exception:
+            return await self._attempt(units, True)
+
+    def _expire(self, units: list[U]) -> list[U]:
+        now = self.clock.monotonic()
+        late = [unit for unit in units if unit.done or now >= unit.deadline]
+        if late:
+            self._fail(late, Busy("somebody holds a row of this partition for too long: send again later"))
+            self.landed(late)
+            self._flush()
+        gone = set(map(id, late))
+        return [unit for unit in units if id(unit) not in gone]
+
+    async def drain(self) -> None:
+        """Lets what is waiting leave, for a moment at most."""
+        self._flush()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)
+
+    async def close(self) -> None:
+        """Ends what is under way within a moment; everything still waiting is refused."""
+        self._closed = True
+        while batch := self.take():
+            self._fail(batch, Unavailable("the server is stopping"))
+        if self._aside_task is not None:
+            self._aside_task.cancel()
+        self._fail(self._aside, Unavailable("the server is stopping"))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+        for task in list(self._tasks):
+            task.cancel()

@@ -1,0 +1,406 @@
+"""The queue as its users see it: push, pop, ack, transaction, extend, configure. The one thing that routes call.
+
+Checks, resolves names, seals, hands over to the sidecar, builds the reply. Never touches SQL or HTTP. Invariant: what it reports as stored
+or settled is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from queenmq.clock import Clock
+from queenmq.errors import BadRequest, Busy, QueueFull, Unavailable
+from queenmq.ids import id_parts, parse_lease, transaction_ids
+from queenmq.messages import (
+    ITEMS_MOST,
+    AckBatchBody,
+    AckItem,
+    AckOperation,
+    ConfigureBody,
+    PushItem,
+    PushOperation,
+    TransactionBody,
+    check_delay,
+    check_headers,
+    check_name,
+    check_options,
+    check_text,
+    check_trace,
+    parse_partition_id,
+    payload_text,
+)
+from queenmq.metrics import Metrics
+from queenmq.postgres.pool import Database
+from queenmq.queen import replies
+from queenmq.queen.ack_lane import AckUnit
+from queenmq.queen.directory import QUEUE_MODE, Directory
+from queenmq.queen.encryption import Sealer
+from queenmq.queen.popping import Popped, Popper, PopRequest
+from queenmq.queen.push_lane import PushUnit, Rare
+from queenmq.queen.sidecar import Sidecar
+from queenmq.queen.transaction_lane import TransactionAck, TransactionUnit
+from queenmq.queen.waits import Waits
+from queenmq.shared_state.queue_config_cache import QueueConfig
+
+BACKLOG_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may carry."""
+
+    message_bytes: int = 1024 * 1024
+
+
+class Manager:
+    """One server's queue."""
+
+    def __init__(self, database: Database, clock: Clock, metrics: Metrics, *, sealer: Sealer, salt: int, limits: Limits) -> None:
+        self.directory = Directory(database, clock)
+        self.waits = Waits()
+        self.metrics = metrics
+        self.consumed: Counter[tuple[int, str, str]] = Counter()
+        self._database = database
+        self._clock = clock
+        self._sealer = sealer
+        self._salt = salt
+        self._limits = limits
+        self._new_transaction = transaction_ids(int(clock.wall() * 1000))
+        self._backlogs: dict[int, tuple[float, int]] = {}
+        self.sidecar = Sidecar(
+            database,
+            self.directory,
+            clock,
+            metrics,
+            stored=self._stored,
+            acked=self._acked,
+            freed=self._freed,
+            reseal=self._seal,
+            committed=self._committed,
+        )
+        self._popper = Popper(self.sidecar, self.directory, self.waits, clock, metrics, sealer, salt)
+
+    # push
+
+    async def push(self, items: list[PushItem]) -> bytes:
+        """Stores the items; the reply has one entry each, in order."""
+        if len(items) == 1:
+            return await self._push_one(items[0])
+        if not items:
+            return b"[]"
+        if len(items) > ITEMS_MOST:
+            raise BadRequest(f"items: {len(items)} items, at most {ITEMS_MOST} a request are allowed: split it")
+        places = self._by_partition(items)
+        await self._make(places)
+        prepared = [
+            await self._unit(queue, partition, [items[at] for at in at_all], at_all) for (queue, partition), at_all in places.items()
+        ]
+        self.sidecar.push.submit(prepared)
+        for unit in prepared:
+            await unit.future
+        failed = [unit.error for unit in prepared if unit.error is not None]
+        if len(failed) == len(prepared) or any(not isinstance(error, (Busy, Unavailable)) for error in failed):
+            raise failed[0]
+        whole = len(prepared) == 1
+        placed = zip(prepared, places.values(), strict=True)
+        return replies.push_reply([(unit, None if whole else at_all) for unit, at_all in placed], self._salt, len(items))
+
+    async def _push_one(self, item: PushItem) -> bytes:
+        queue = check_name(item.queue, "items[0].queue")
+        partition = "Default" if item.partition is None else check_name(item.partition, "items[0].partition")
+        unit = await self._unit(queue, partition, [item], None)
+        self.sidecar.push.submit((unit,))
+        await unit.future
+        if unit.error is not None:
+            raise unit.error
+        return replies.push_reply(((unit, None),), self._salt, 1)
+
+    @staticmethod
+    def _by_partition(items: list[PushItem]) -> dict[tuple[str, str], list[int]]:
+        """The items' positions by queue and partition; every name is checked once."""
+        places: dict[tuple[str, str], list[int]] = {}
+        for at, item in enumerate(items):
+            key = (item.queue, "Default" if item.partition is None else item.partition)
+            place = places.get(key)
+            if place is None:
+                check_name(key[0], f"items[{at}].queue")
+                check_name(key[1], f"items[{at}].partition")
+                places[key] = [at]
+            else:
+                place.append(at)
+        return places
+
+    async def _make(self, names: Iterable[tuple[str, str]]) -> None:
+        """Partitions that this server hasn't met, all at once."""
+        unknown = [name for name in names if self.directory.partitions.get(*name) is None]
+        if len(unknown) > 1:
+            await asyncio.gather(*(self.directory.make(*name) for name in unknown))
+
+    async def _unit(self, queue: str, partition: str, items: list[PushItem], places: list[int] | None) -> PushUnit:
+        """What one request stores in one partition: checked, named, sealed."""
+        transactions, payloads, rare = self._columns(items, places)
+        ref = self.directory.partitions.get(queue, partition) or await self.directory.make(queue, partition)
+        config = self.directory.queues.peek(queue) or await self._config(queue)
+        unit = PushUnit(ref, config, transactions, payloads, rare, asyncio.get_running_loop().create_future())
+        if config.max_size:
+            await self._refuse_full(config)
+        if config.encrypted:
+            self._seal(unit)
+        return unit
+
+    async def _config(self, queue: str) -> QueueConfig:
+        self.directory.queues.drop_name(queue)
+        config = await self.directory.queues.get(queue)
+        if config is None:
+            raise Unavailable(f"queue {queue} was deleted while this push was under way: send again")
+        return config
+
+    def _columns(self, items: list[PushItem], places: list[int] | None) -> tuple[list[str], list[str], Rare | None]:
+        transactions: list[str] = []
+        payloads: list[str] = []
+        rare: Rare | None = None
+        most = self._limits.message_bytes
+        for number, item in enumerate(items):
+            given = item.transactionId
+            if given is None:
+                transactions.append(self._new_transaction())
+            elif given and len(given) <= 255 and "\0" not in given:
+                transactions.append(given)
+            else:
+                check_name(given, f"items[{places[number] if places else 0}].transactionId")
+            try:
+                payloads.append(payload_text(item.payload, most, "payload"))
+            except Exception as error:
+                raise type(error)(f"items[{places[number] if places else 0}].{error}") from None
+            if item.traceId is not None or item.headers or item.delaySeconds:
+                rare = rare or Rare()
+                self._rare(rare, item, number, len(items), f"items[{places[number] if places else 0}]")
+        return transactions, payloads, rare
+
+    @staticmethod
+    def _rare(rare: Rare, item: PushItem, number: int, count: int, field: str) -> None:
+        if item.traceId is not None:
+            rare.traces = rare.traces or [None] * count
+            rare.traces[number] = check_trace(item.traceId, f"{field}.traceId")
+        if item.headers:
+            rare.headers = rare.headers or [None] * count
+            rare.headers[number] = check_headers(item.headers, f"{field}.headers")
+        if item.delaySeconds:
+            rare.delays = rare.delays or [None] * count
+            rare.delays[number] = check_delay(item.delaySeconds, f"{field}.delaySeconds")
+
+    def _seal(self, unit: PushUnit) -> None:
+        """Seals what isn't sealed yet, when the queue demands it."""
+        if not unit.config.encrypted or (unit.rare is not None and unit.rare.encrypted is not None):
+            return
+        unit.payloads = [self._sealer.seal(payload, unit.ref.queue) for payload in unit.payloads]
+        unit.rare = unit.rare or Rare()
+        unit.rare.encrypted = [True] * unit.weight
+
+    async def _refuse_full(self, config: QueueConfig) -> None:
+        """maxSize, against a figure that is at most a second old."""
+        at, backlog = self._backlogs.get(config.id, (float("-inf"), 0))
+        now = self._clock.monotonic()
+        if now - at >= BACKLOG_SECONDS:
+            backlog = await self._database.value("backlog", config.id)
+            self._backlogs[config.id] = (now, backlog)
+        if backlog >= config.max_size:
+            raise QueueFull(
+                f"queue {config.name} is full: {backlog} messages wait, maxSize is {config.max_size}: consume some, or raise maxSize"
+            )
+
+    def _stored(self, queues: set[str]) -> None:
+        for queue in queues:
+            self.waits.notify(queue)
+
+    # pop
+
+    async def pop(self, request: PopRequest) -> Popped | None:
+        return await self._popper.pop(request)
+
+    def delivered(self, popped: Popped) -> None:
+        self.metrics.count("messages_delivered", popped.count)
+        self._popper.delivered(popped)
+
+    def undelivered(self, popped: Popped) -> None:
+        self.metrics.count("messages_given_back", popped.count)
+        self._popper.undelivered(popped)
+
+    # ack
+
+    async def ack(self, item: AckItem) -> bytes:
+        return await self._ack([item], None, "")
+
+    async def ack_batch(self, body: AckBatchBody) -> bytes:
+        return await self._ack(body.acknowledgments, body.consumerGroup, "acknowledgments[%d].") if body.acknowledgments else b"[]"
+
+    async def _ack(self, items: list[AckItem], group: str | None, prefix: str) -> bytes:
+        units: dict[tuple[int, str | None, UUID | None], AckUnit] = {}
+        places: list[tuple[AckUnit, int, int]] = []
+        loop = asyncio.get_running_loop()
+        if group is not None:
+            check_name(group, "consumerGroup")
+        for at, item in enumerate(items):
+            field = prefix % at if "%" in prefix else prefix
+            check_name(item.transactionId, f"{field}transactionId")
+            partition = parse_partition_id(item.partitionId, f"{field}partitionId")
+            named = item.consumerGroup if item.consumerGroup is not None else group
+            if named is not None and item.consumerGroup is not None:
+                check_name(named, f"{field}consumerGroup")
+            lease = parse_lease(item.leaseId)
+            key = (partition, named, lease)
+            unit = units.get(key)
+            if unit is None:
+                unit = units[key] = AckUnit(partition, named, lease, loop.create_future())
+            places.append((unit, unit.weight, partition))
+            unit.add(item.transactionId, "completed" if item.status == "success" else item.status, check_text(item.error, f"{field}error"))
+        self.sidecar.ack.submit(units.values())
+        for unit in units.values():
+            await unit.future
+        failed = [unit.error for unit in units.values() if unit.error is not None]
+        if len(failed) == len(units):
+            raise failed[0]
+        await self.directory.names({partition for _, _, partition in places})
+        found = []
+        for at, (item, (unit, number, partition)) in enumerate(zip(items, places, strict=True)):
+            answer = (False, str(unit.error), False, False) if unit.error is not None else unit.answers[number]
+            found.append(replies.ack_item(at, item.transactionId, self.directory.partitions.by_id(partition), answer))
+        return f"[{','.join(found)}]".encode()
+
+    def _acked(self, units: list[AckUnit]) -> None:
+        """Partitions may be free again; what was settled is added up."""
+        for unit in units:
+            ref = self.directory.partitions.by_id(unit.partition)
+            if ref is None:
+                self.waits.notify(None)
+                continue
+            self.waits.notify(ref.queue)
+            for status, (success, _, _, dead) in zip(unit.statuses, unit.answers, strict=True):
+                if success:
+                    self.consumed[
+                        ref.queue_id, unit.group or QUEUE_MODE, "dead" if dead else "completed" if status == "completed" else "failed"
+                    ] += 1
+
+    def _freed(self, queues: list[int]) -> None:
+        for queue_id in queues:
+            self.waits.notify(self.directory.queues.name_of(queue_id))
+
+    # leases
+
+    async def extend(self, lease: str, seconds: int) -> bytes:
+        """Prolongs a lease; never shortens."""
+        parsed = parse_lease(lease)
+        if parsed is None:
+            raise BadRequest("leaseId: must not be empty")
+        new, old = await self.sidecar.extend(parsed, seconds)
+        return replies.extend_reply(lease, new, old)
+
+    # transaction
+
+    async def transaction(self, body: TransactionBody) -> bytes:
+        """All or nothing."""
+        for name in ("kv", "timers"):
+            if getattr(body, name) is not None:
+                raise BadRequest(f"{name}: not supported here; nothing was done")
+        loop = asyncio.get_running_loop()
+        items = [item for operation in body.operations if isinstance(operation, PushOperation) for item in operation.items]
+        if not body.operations:
+            raise BadRequest("operations: must not be empty")
+        if len(items) > ITEMS_MOST:
+            raise BadRequest(f"operations: {len(items)} items, at most {ITEMS_MOST} a transaction are allowed")
+        places = self._by_partition(items)
+        await self._make(places)
+        pushes = [await self._unit(q, p, [items[at] for at in at_all], at_all) for (q, p), at_all in places.items()]
+        acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
+        leases = [lease for each in dict.fromkeys(body.requiredLeases) if (lease := parse_lease(each)) is not None]
+        unit = TransactionUnit(pushes, acks, leases, loop.create_future())
+        self.sidecar.transaction.submit((unit,))
+        outcome = await unit.future
+        if not outcome.success:
+            return f'{{"transactionId":"{uuid4()}","success":false,"results":[],"error":{replies.text(outcome.error)}}}'.encode()
+        await self.directory.names(ack.partition for ack in acks)
+        pushed = {index: (push, at) for push, at_all in zip(pushes, places.values(), strict=True) for at, index in enumerate(at_all)}
+        results: list[str] = []
+        item_at = ack_at = 0
+        for operation in body.operations:
+            if isinstance(operation, PushOperation):
+                for _ in operation.items:
+                    push, at = pushed[item_at]
+                    item_at += 1
+                    parts = id_parts(push.ref.id, self._salt)
+                    results.append('{"type":"push",' + replies.pushed(len(results), push, at, parts, replies.text(push.ref.queue))[1:])
+            else:
+                ack, answer = acks[ack_at], outcome.acks[ack_at]
+                ack_at += 1
+                ref = self.directory.partitions.by_id(ack.partition)
+                results.append('{"type":"ack",' + replies.ack_item(len(results), ack.transaction, ref, answer)[1:])
+        return f'{{"transactionId":"{uuid4()}","success":true,"results":[{",".join(results)}],"error":null}}'.encode()
+
+    @staticmethod
+    def _transaction_ack(at: int, operation: AckOperation) -> TransactionAck:
+        field = f"operations[{at}]."
+        check_name(operation.transactionId, f"{field}transactionId")
+        if operation.consumerGroup is not None:
+            check_name(operation.consumerGroup, f"{field}consumerGroup")
+        status = "completed" if operation.status == "success" else operation.status
+        partition = parse_partition_id(operation.partitionId, f"{field}partitionId")
+        error = check_text(operation.error, f"{field}error")
+        return TransactionAck(partition, operation.consumerGroup, operation.transactionId, status, error, parse_lease(operation.leaseId))
+
+    def _committed(self, unit: TransactionUnit) -> None:
+        self._stored({push.ref.queue for push in unit.pushes})
+        for ack in unit.acks:
+            ref = self.directory.partitions.by_id(ack.partition)
+            self.waits.notify(ref.queue if ref is not None else None)
+
+    # configure
+
+    async def configure(self, body: ConfigureBody) -> bytes:
+        """Makes the queue or merges options into it; all effective options come back."""
+        check_name(body.queue, "queue")
+        for field in ("namespace", "task"):
+            if getattr(body, field) is not None:
+                check_name(getattr(body, field), field)
+        options = check_options(body.options)
+        if options.get("encryptionEnabled") and not self._sealer.ready:
+            raise BadRequest("options.encryptionEnabled: this server has no key: set QUEEN_ENCRYPTION_KEY first")
+        found = json.loads(await self._patiently("configure_queue", body.queue, body.namespace, body.task, json.dumps(options)))
+        self.directory.queues.drop_name(body.queue)
+        found.pop("version")
+        self.waits.notify(body.queue)
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def _patiently(self, name: str, *args: object) -> str:
+        """A call of its own that waits a second for locks, with another try."""
+        for last in (False, False, True):
+            try:
+                found: str = await self._database.value(name, *args)
+                return found
+            except Busy:
+                if last:
+                    raise
+        raise AssertionError("unreachable")
+
+    # what the database told
+
+    def queue_changed(self, queue_id: int) -> None:
+        self.directory.queues.drop(queue_id)
+
+    def queue_gone(self, queue_id: int) -> None:
+        name = self.directory.queues.name_of(queue_id)
+        self.directory.forget_queue(queue_id)
+        self._backlogs.pop(queue_id, None)
+        self.waits.notify(name)
+
+    def queue_woken(self, queue_id: int) -> None:
+        self.waits.notify(self.directory.queues.name_of(queue_id))
+
+    async def close(self) -> None:
+        """Answers who waits, ends what is under way."""
+        self.waits.close()
+        await self.sidecar.close()

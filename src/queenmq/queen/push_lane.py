@@ -1,0 +1,261 @@
+"""Pushes on their way to `queen.push_messages`.
+
+A unit is what one request stores in one partition. A partition belongs to one call at a time (two calls would only wait for each other
+in the database), and what waits for it keeps its order. Every item has a transaction id before it comes here, so a call that broke is
+made again and stores nothing twice. Invariant: units of a partition are stored in the order in which they were submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from queenmq.clock import Clock
+from queenmq.errors import ConfigChanged, PartitionGone, QueenError, Unavailable
+from queenmq.metrics import LaneMetrics
+from queenmq.postgres.pool import Database
+from queenmq.queen.directory import Directory
+from queenmq.queen.lane import Lane, Unit
+from queenmq.shared_state.partition_id_cache import PartitionRef
+from queenmq.shared_state.queue_config_cache import QueueConfig
+
+TRIES = 8
+
+
+@dataclass(slots=True)
+class Rare:
+    """The columns that few items have, by position; a list is None when no item of the unit has that column."""
+
+    traces: list[str | None] | None = None
+    encrypted: list[bool | None] | None = None
+    producers: list[str | None] | None = None
+    headers: list[str | None] | None = None
+    delays: list[float | None] | None = None
+
+
+class PushUnit(Unit):
+    """One request's items for one partition."""
+
+    __slots__ = (
+        "_bytes",
+        "base",
+        "config",
+        "duplicates",
+        "error",
+        "future",
+        "key",
+        "payloads",
+        "rare",
+        "ref",
+        "seqs",
+        "transactions",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        ref: PartitionRef,
+        config: QueueConfig,
+        transactions: list[str],
+        payloads: list[str],
+        rare: Rare | None,
+        future: asyncio.Future[None],
+    ) -> None:
+        self.ref = ref
+        self.key = ref.id
+        self.config = config
+        self.transactions = transactions
+        self.payloads = payloads
+        self.rare = rare
+        self.future = future
+        self.weight = len(transactions)
+        self._bytes = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+        self.base: int | None = None
+        self.seqs: list[int] | None = None
+        self.duplicates: list[bool] | None = None
+        self.error: QueenError | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def done(self) -> bool:
+        return self.future.done()
+
+    def settle(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: QueenError) -> None:
+        """The request decides what a part that wasn't stored means."""
+        self.error = error
+        self.settle()
+
+
+class PushLane(Lane[PushUnit]):
+    """Batches by partition."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Directory,
+        clock: Clock,
+        metrics: LaneMetrics,
+        *,
+        width: int = 2,
+        stored: Callable[[set[str]], None],
+        reseal: Callable[[PushUnit], None],
+    ) -> None:
+        super().__init__("push", width, clock, metrics)
+        self._database = database
+        self._directory = directory
+        self._stored = stored
+        self._reseal = reseal
+        self._waiting: dict[int, deque[PushUnit]] = {}
+        self._free: dict[int, None] = {}
+        self._busy: dict[int, int] = {}
+
+    def repeatable(self, unit: PushUnit) -> bool:
+        return True
+
+    def enqueue(self, units: list[PushUnit]) -> None:
+        for unit in units:
+            waiting = self._waiting.get(unit.key)
+            if waiting is None:
+                self._waiting[unit.key] = deque((unit,))
+                if unit.key not in self._busy:
+                    self._free[unit.key] = None
+            else:
+                waiting.append(unit)
+
+    def take(self) -> list[PushUnit]:
+        batch: list[PushUnit] = []
+        weight = size = 0
+        while self._free and (not batch or (weight < self.max_units and size < self.max_bytes)):
+            key = next(iter(self._free))
+            waiting = self._waiting[key]
+            taken = 0
+            while waiting and (not batch or (weight < self.max_units and size < self.max_bytes)):
+                unit = waiting.popleft()
+                weight += unit.weight
+                size += unit.bytes
+                batch.append(unit)
+                taken += 1
+            del self._free[key]
+            self._busy[key] = taken
+            if not waiting:
+                del self._waiting[key]
+        return batch
+
+    def landed(self, units: list[PushUnit]) -> None:
+        for unit in units:
+            left = self._busy[unit.key] - 1
+            if left:
+                self._busy[unit.key] = left
+                continue
+            del self._busy[unit.key]
+            if unit.key in self._waiting:
+                self._free[unit.key] = None
+
+    async def call(self, units: list[PushUnit], skip: bool) -> list[PushUnit]:
+        for _ in range(TRIES):
+            try:
+                return await self._store(units, skip)
+            except PartitionGone:
+                await self._directory.remake({id(unit.ref): unit.ref for unit in units}.values())
+                for unit in units:
+                    unit.ref = await self._directory.make(unit.ref.queue, unit.ref.name)
+                    unit.config = await self._config(unit)
+            except ConfigChanged:
+                for name in {unit.config.name for unit in units}:
+                    self._directory.queues.drop_name(name)
+                for unit in units:
+                    unit.config = await self._config(unit)
+                    self._reseal(unit)
+        raise Unavailable("the queue keeps changing: send again later")
+
+    async def _config(self, unit: PushUnit) -> QueueConfig:
+        found = await self._directory.queues.get(unit.ref.queue)
+        if found is None:
+            raise PartitionGone("the queue is gone")
+        return found
+
+    async def _store(self, units: list[PushUnit], skip: bool) -> list[PushUnit]:
+        call = _Call(units)
+        row = await self._database.row("push_messages", *call.arguments, skip)
+        bases, seqs, duplicates = row["bases"], row["seqs"], row["duplicates"]
+        held: list[PushUnit] = []
+        queues: set[str] = set()
+        for unit, which, position, start in call.places:
+            base = bases[which - 1]
+            if base is None:
+                held.append(unit)
+                continue
+            if seqs is None:
+                unit.base = base + position
+            else:
+                unit.seqs = seqs[start : start + unit.weight]
+                unit.duplicates = duplicates[start : start + unit.weight]
+            queues.add(unit.ref.queue)
+            unit.settle()
+        self._stored(queues)
+        return held
+
+
+class _Call:
+    """The arrays of one call: distinct partitions ascending, and per item which and where."""
+
+    __slots__ = ("arguments", "places")
+
+    def __init__(self, units: list[PushUnit]) -> None:
+        ids = sorted({unit.ref.id for unit in units})
+        place = {each: number for number, each in enumerate(ids, 1)}
+        counts = [0] * len(ids)
+        which: list[int] = []
+        position: list[int] = []
+        transactions: list[str] = []
+        payloads: list[str] = []
+        rare: list[Rare | None] | None = None
+        versions: dict[int, int] = {}
+        self.places: list[tuple[PushUnit, int, int, int]] = []
+        for unit in units:
+            number = place[unit.ref.id]
+            at = counts[number - 1]
+            size = unit.weight
+            self.places.append((unit, number, at, len(transactions)))
+            if size == 1:
+                which.append(number)
+                position.append(at)
+            else:
+                which.extend([number] * size)
+                position.extend(range(at, at + size))
+            counts[number - 1] = at + size
+            transactions.extend(unit.transactions)
+            payloads.extend(unit.payloads)
+            if unit.rare is not None and rare is None:
+                rare = [None] * (len(self.places) - 1)
+            if rare is not None:
+                rare.append(unit.rare)
+            config = unit.config
+            if versions.get(config.id, config.version) >= config.version:
+                versions[config.id] = config.version
+        columns = _columns(units, rare) if rare is not None else (None,) * 5
+        self.arguments = (ids, counts, which, position, transactions, payloads, *columns, list(versions), list(versions.values()))
+
+
+def _columns(units: list[PushUnit], rare: list[Rare | None]) -> tuple[list[object] | None, ...]:
+    """The rare columns over all items, each None when nobody has it."""
+    found: list[list[object] | None] = []
+    for name in ("traces", "encrypted", "producers", "headers", "delays"):
+        parts = [getattr(each, name) if each is not None else None for each in rare]
+        if all(part is None for part in parts):
+            found.append(None)
+            continue
+        column: list[object] = []
+        for unit, part in zip(units, parts, strict=True):
+            column.extend(part if part is not None else [None] * unit.weight)
+        found.append(column)
+    return tuple(found)

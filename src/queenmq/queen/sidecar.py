@@ -1,0 +1,70 @@
+"""The sidecar: everything that a server says to the database about messages, in batches, one lane a kind.
+
+Owns the lanes; knows nothing of HTTP. Never waits for one caller on behalf of another. Invariant: at most `connections` calls are under
+way at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from uuid import UUID
+
+from queenmq.clock import Clock
+from queenmq.metrics import Metrics
+from queenmq.postgres.pool import Database
+from queenmq.queen.ack_lane import AckLane, AckUnit, LeaseLane, LeaseUnit
+from queenmq.queen.directory import Directory
+from queenmq.queen.pop_lane import PopLane
+from queenmq.queen.push_lane import PushLane, PushUnit
+from queenmq.queen.transaction_lane import TransactionLane, TransactionUnit
+
+
+class Sidecar:
+    """The lanes of one server."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Directory,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        stored: Callable[[set[str]], None],
+        acked: Callable[[list[AckUnit]], None],
+        freed: Callable[[list[int]], None],
+        reseal: Callable[[PushUnit], None],
+        committed: Callable[[TransactionUnit], None],
+    ) -> None:
+        self.push = PushLane(database, directory, clock, metrics.lane("push"), stored=stored, reseal=reseal)
+        self.pop = PopLane(database, clock, metrics.lane("pop"), abandoned=self.release)
+        self.ack = AckLane(database, clock, metrics.lane("ack"), freed=acked)
+        self.lease = LeaseLane(database, clock, metrics.lane("lease"), freed=freed)
+        self.transaction = TransactionLane(database, directory, clock, metrics.lane("transaction"), reseal=reseal, over=committed)
+
+    def release(self, lease: UUID) -> asyncio.Future[bool]:
+        """Gives a lease back without counting an attempt; nobody needs to wait for it."""
+        return self._end(lease, "release")
+
+    def settle(self, lease: UUID) -> asyncio.Future[bool]:
+        """Ends a lease as if all of its messages had been completed."""
+        return self._end(lease, "settle")
+
+    async def extend(self, lease: UUID, seconds: int) -> tuple[datetime | None, datetime | None]:
+        """Prolongs a lease: its new and its old end, both None when it isn't live."""
+        unit = LeaseUnit(lease, "extend", seconds, asyncio.get_running_loop().create_future())
+        self.lease.submit([unit])
+        await unit.future
+        return unit.until, unit.before
+
+    def _end(self, lease: UUID, action: str) -> asyncio.Future[bool]:
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.lease.submit([LeaseUnit(lease, action, 0, future)])
+        return future
+
+    async def close(self) -> None:
+        """Claims first, leases last: what was claimed for nobody is still given back."""
+        await asyncio.gather(*(lane.close() for lane in (self.push, self.pop, self.ack, self.transaction)))
+        await self.lease.drain()
+        await self.lease.close()
