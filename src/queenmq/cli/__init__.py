@@ -25,8 +25,8 @@ COMMANDS = {
     "queues": ("queenmq.cli.database", "List the queues with what waits in them."),
     "config": ("queenmq.cli.inspect", "Show every setting: value, default, source, meaning."),
     "doctor": ("queenmq.cli.inspect", "Check this machine, the settings and the database."),
-    "resync": ("queenmq.cli.database", "Recompute what is derived from the messages and say what was wrong."),
-    "migrate": ("queenmq.cli.database", "Bring the database's schema up to date without serving."),
+    "resync": ("queenmq.cli.schema", "Recompute what is derived from the messages and say what was wrong."),
+    "migrate": ("queenmq.cli.schema", "Bring the database's schema up to date without serving."),
     "bench": ("queenmq.cli.bench", "Measure a running server: push, pop, ack."),
 }
 EXIT_NOTHING = 3

@@ -17,7 +17,7 @@ import click
 
 from queenmq import config
 from queenmq.cli import EXIT_NOTHING
-from queenmq.cli.output import emit, json_option, table
+from queenmq.cli.output import emit, json_option, one_line, table
 from queenmq.errors import SetupError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def tail(queue: str, group: str, from_start: bool, count: int | None, url: str |
                         emit(message)
                     else:
                         moment = message.created_at.strftime("%H:%M:%S.%f")[:-3]
-                        click.echo(f"{moment}  {message.partition}  {bytes(message.raw).decode()}")
+                        click.echo(f"{moment}  {message.partition}  {one_line(bytes(message.raw).decode())}")
                 sys.stdout.flush()
                 if found:
                     await queen.ack(found)

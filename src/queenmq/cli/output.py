@@ -26,6 +26,11 @@ def emit(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
+def one_line(text: str) -> str:
+    """In JSON these can only stand between the values, so nothing of a payload is lost."""
+    return text.translate({9: " ", 10: " ", 13: " "})
+
+
 def console() -> Console:
     """rich's console; without a terminal it writes plain text, never cut."""
     from rich.console import Console
@@ -38,7 +43,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Se
     if not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
-            click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
+            click.echo("\t".join(one_line(str(cell)) for cell in row))
         return
     from rich import box
     from rich.markup import escape
