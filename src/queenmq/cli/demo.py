@@ -36,7 +36,7 @@ def demo(url: str | None, data: str | None, as_json: bool) -> int:
     settings = config.load(options={"url": url, "home": data})
     logs.configure("warning", settings.log_format)
 
-    async def work() -> None:
+    async def work() -> bool:
         async with _server(settings, bool(url or settings.url)) as (address, started):
             from queenmq.client import Queen
 
@@ -45,10 +45,13 @@ def demo(url: str | None, data: str | None, as_json: bool) -> int:
             async with Queen(address) as queen:
                 await _tour(queen, show)
             show.end(started)
+            facts = show.facts
+            return bool(facts["in_order"]) and facts["left"] == 0
 
-    if isinstance(foreground(work()), Stopped):
+    done = foreground(work())
+    if isinstance(done, Stopped):
         raise click.Abort
-    return 0
+    return 0 if done else 1
 
 
 @asynccontextmanager
@@ -128,12 +131,19 @@ async def _tour(queen: Queen, show: _Show) -> None:
     show.step("3. Pop: a lease on each partition, so that each customer's orders stay in order")
     taken = await _pop_all(queen, show)
     show.facts["popped"], show.facts["in_order"] = len(taken), _in_order(taken)
-    show.say(f"{len(taken)} delivered, in order within each partition: {'yes' if show.facts['in_order'] else 'NO'}", mark="✓")
+    show.say(
+        f"{len(taken)} delivered, in order within each partition: {'yes' if show.facts['in_order'] else 'NO'}",
+        mark=_mark(show.facts["in_order"]),
+    )
 
     show.step("4. What is acknowledged doesn't come again")
     rest = await queen.pop(QUEUE, batch=100, partitions=len(CUSTOMERS))
     show.facts["left"] = len(rest)
-    show.say(f"another pop finds {len(rest)} messages", mark="✓")
+    show.say(f"another pop finds {len(rest)} messages", mark=_mark(not rest))
+
+
+def _mark(good: bool) -> str:
+    return "✓" if good else "✗"
 
 
 async def _pop_all(queen: Queen, show: _Show) -> list[Message]:
