@@ -111,6 +111,7 @@ class Database:
             "default_transaction_isolation": "read committed",
             "lock_timeout": f"{LOCK_WAIT_MS}ms",
             "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
         }
 
     async def _prepare(self, connection: Connection) -> None:

@@ -46,9 +46,7 @@ class Sealer:
         name, _, text = stored.strip('"').rpartition(".")
         key = self._keys.get(name)
         if key is None:
-            raise SealBroken(
-                f"a message of queue {queue} is sealed with the key {name!r}, unknown here: add it to QUEEN_ENCRYPTION_KEYS"
-            )
+            raise SealBroken(f"a message of queue {queue} is sealed with the key {name!r}, unknown here: add it to QUEEN_ENCRYPTION_KEYS")
         data = base64.b64decode(text)
         try:
             return key.decrypt(data[:12], data[12:], queue.encode()).decode()

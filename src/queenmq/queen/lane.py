@@ -68,7 +68,7 @@ class Lane(ABC, Generic[U]):
         self.waiting_units = 0
         self.waiting_bytes = 0
         self._queue: deque[U] = deque()
-        self._flying = 0
+        self.flying = 0
         self._scheduled = False
         self._closed = False
         self._aside: list[U] = []
@@ -127,13 +127,13 @@ class Lane(ABC, Generic[U]):
 
     def _flush(self) -> None:
         self._scheduled = False
-        while self._flying < self.width:
+        while self.flying < self.width:
             batch = self.take()
             if not batch:
                 return
             self.waiting_units -= sum(unit.weight for unit in batch)
             self.waiting_bytes -= sum(unit.bytes for unit in batch)
-            self._flying += 1
+            self.flying += 1
             task = asyncio.create_task(self._fly(batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -145,7 +145,7 @@ class Lane(ABC, Generic[U]):
             held = await self._attempt(batch, skip=False)
         finally:
             self.metrics.call(self.clock.monotonic() - started, sum(unit.weight for unit in batch))
-            self._flying -= 1
+            self.flying -= 1
             if held:
                 self._set_aside(held)
                 away = set(map(id, held))

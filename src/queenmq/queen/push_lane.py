@@ -134,7 +134,9 @@ class PushLane(Lane[PushUnit]):
     def take(self) -> list[PushUnit]:
         batch: list[PushUnit] = []
         weight = size = 0
-        while self._free and (not batch or (weight < self.max_units and size < self.max_bytes)):
+        # Half for each of two free connections: else everything would fly on one while the other idles.
+        share = -(-self.waiting_units // max(self.width - self.flying, 1))
+        while self._free and (not batch or (weight < share and weight < self.max_units and size < self.max_bytes)):
             key = next(iter(self._free))
             waiting = self._waiting[key]
             taken = 0
@@ -221,12 +223,15 @@ class _Call:
         rare: list[Rare | None] | None = None
         versions: dict[int, int] = {}
         self.places: list[tuple[PushUnit, int, int, int]] = []
+        single = len(ids) == 1
         for unit in units:
             number = place[unit.ref.id]
             at = counts[number - 1]
             size = unit.weight
             self.places.append((unit, number, at, len(transactions)))
-            if size == 1:
+            if single:
+                pass
+            elif size == 1:
                 which.append(number)
                 position.append(at)
             else:
@@ -243,7 +248,8 @@ class _Call:
             if versions.get(config.id, config.version) >= config.version:
                 versions[config.id] = config.version
         columns = _columns(units, rare) if rare is not None else (None,) * 5
-        self.arguments = (ids, counts, which, position, transactions, payloads, *columns, list(versions), list(versions.values()))
+        places = (None, None) if single else (which, position)
+        self.arguments = (ids, counts, *places, transactions, payloads, *columns, list(versions), list(versions.values()))
 
 
 def _columns(units: list[PushUnit], rare: list[Rare | None]) -> tuple[list[object] | None, ...]:
