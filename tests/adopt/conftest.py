@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-
 from tests.adopt.older import Older
 
 if TYPE_CHECKING:

@@ -59,7 +59,8 @@ CREATE FUNCTION queen.update_partition_lookup_trigger() RETURNS trigger LANGUAGE
 BEGIN
     INSERT INTO queen.partition_lookup (queue_name, partition_id, last_message_id, last_message_created_at, updated_at)
     SELECT q.name, b.partition_id, b.id, b.created_at, now()
-      FROM (SELECT DISTINCT ON (partition_id) partition_id, created_at, id FROM new_messages ORDER BY partition_id, created_at DESC, id DESC) b
+      FROM (SELECT DISTINCT ON (partition_id) partition_id, created_at, id FROM new_messages
+             ORDER BY partition_id, created_at DESC, id DESC) b
       JOIN queen.partitions p ON p.id = b.partition_id JOIN queen.queues q ON q.id = p.queue_id
     ON CONFLICT (queue_name, partition_id) DO UPDATE SET last_message_id = excluded.last_message_id,
         last_message_created_at = excluded.last_message_created_at, updated_at = now()
@@ -121,11 +122,18 @@ class Older:
     async def cursor(self, partition: uuid.UUID, group: str, second: float | None, last: uuid.UUID | None, **more: Any) -> None:
         moment = None if second is None else at(second)
         await self.insert(
-            "partition_consumers", partition_id=partition, consumer_group=group, last_consumed_id=last, last_consumed_created_at=moment, **more
+            "partition_consumers",
+            partition_id=partition,
+            consumer_group=group,
+            last_consumed_id=last,
+            last_consumed_created_at=moment,
+            **more,
         )
 
     async def subscribe(self, group: str, mode: str, second: float, **where: str) -> None:
-        await self.insert("consumer_groups_metadata", consumer_group=group, subscription_mode=mode, subscription_timestamp=at(second), **where)
+        await self.insert(
+            "consumer_groups_metadata", consumer_group=group, subscription_mode=mode, subscription_timestamp=at(second), **where
+        )
 
 
 def at(second: float) -> datetime:

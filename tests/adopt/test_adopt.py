@@ -7,9 +7,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.adopt.older import QUEUE_MODE, Older, at, delivered
 
 from queenmq.postgres.migrate import migrate, migrate_connection
-from tests.adopt.older import QUEUE_MODE, Older, at, delivered
 
 if TYPE_CHECKING:
     from tests.adopt.older import Connection
@@ -116,7 +116,9 @@ async def test_subscriptions_place_groups_where_they_have_no_cursor_and_find_lat
     await older.pg.execute("""SELECT queen.push('shop.later', 'x', '{"id": "00000000-0000-0000-0000-000000000001"}')""")
     await older.pg.execute("""SELECT queen.push('not.yet', 'x', '{"id": "00000000-0000-0000-0000-000000000002"}')""")
     await older.pg.execute("SELECT queen.take_wakes(1000)")
-    groups = await older.pg.fetch("SELECT queue_name, consumer_group FROM queen.consumer_groups_metadata WHERE queue_name IN ('shop.later', 'not.yet')")
+    groups = await older.pg.fetch(
+        "SELECT queue_name, consumer_group FROM queen.consumer_groups_metadata WHERE queue_name IN ('shop.later', 'not.yet')"
+    )
     assert {tuple(row) for row in groups} == {("shop.later", "wild"), ("not.yet", "early")}
 
 
@@ -127,7 +129,13 @@ async def test_dead_letters_keep_their_payload_and_are_settled_for_their_group_a
     await older.cursor(p, "other", 1, rows[1])
     for message, error in ((rows[2], "next"), (rows[4], "later"), (rows[0], "past")):
         await older.insert(
-            "dead_letter_queue", message_id=message, partition_id=p, consumer_group="g", error_message=error, retry_count=3, failed_at=at(60)
+            "dead_letter_queue",
+            message_id=message,
+            partition_id=p,
+            consumer_group="g",
+            error_message=error,
+            retry_count=3,
+            failed_at=at(60),
         )
     gone = uuid.uuid4()
     await older.insert("dead_letter_queue", message_id=gone, partition_id=p, consumer_group="g", error_message="gone", failed_at=at(61))
@@ -167,10 +175,21 @@ async def test_options_come_along_and_a_default_ttl_expires_nothing(older: Older
     options = {row["name"]: row for row in await older.pg.fetch("SELECT * FROM queen.queues")}
     q = options["one"]
     assert (q["priority"], q["lease_time"], q["retry_limit"], q["retry_delay"], q["max_size"]) == (7, 45, 9, 250, 1000)
-    assert (q["window_buffer"], q["delayed_processing"], q["dead_letter_queue"], q["retention_enabled"], q["retention_seconds"]) == (2, 1, True, True, 86400)
+    assert (q["window_buffer"], q["delayed_processing"], q["dead_letter_queue"], q["retention_enabled"], q["retention_seconds"]) == (
+        2,
+        1,
+        True,
+        True,
+        86400,
+    )
     assert (q["namespace"], q["task"], q["ttl"]) == ("n", "t", None)
     assert options["quiet"]["ttl"] == 120
-    assert (options["odd"]["lease_time"], options["odd"]["retry_limit"], options["odd"]["priority"], options["odd"]["namespace"]) == (300, 3, 0, None)
+    assert (options["odd"]["lease_time"], options["odd"]["retry_limit"], options["odd"]["priority"], options["odd"]["namespace"]) == (
+        300,
+        3,
+        0,
+        None,
+    )
     assert applied.adopted is not None
     assert applied.adopted.figures["ttl_left_off"] == ["strict"]
     assert await delivered(older.pg, "one") == {"Default": in_one}
@@ -215,7 +234,9 @@ async def test_new_messages_follow_the_old_ones_without_a_gap(older: Older) -> N
     await migrate_connection(older.pg)
     made = uuid.uuid4()
     await older.pg.execute("SELECT queen.push('q', 'Default', $1::json)", json.dumps({"id": str(made)}))
-    await older.pg.execute("INSERT INTO queen.messages (partition_id, payload) SELECT id, $1 FROM queen.partitions", json.dumps({"id": str(made)}))
+    await older.pg.execute(
+        "INSERT INTO queen.messages (partition_id, payload) SELECT id, $1 FROM queen.partitions", json.dumps({"id": str(made)})
+    )
     assert await delivered(older.pg, "q") == {"Default": [*rows, made, made]}
     assert [row[0] for row in await older.pg.fetch("SELECT seq FROM queen.messages ORDER BY seq")] == [1, 2, 3, 4, 5]
 
@@ -225,7 +246,8 @@ async def test_a_database_with_the_fewest_columns_is_taken_over(before: Connecti
         "CREATE SCHEMA queen; CREATE TABLE queen.queues (id bigint PRIMARY KEY, name text);"
         "CREATE TABLE queen.partitions (id bigint PRIMARY KEY, queue_id bigint, name text);"
         "CREATE TABLE queen.messages (id bigint PRIMARY KEY, partition_id bigint, payload text, created_at timestamp, trace_id text);"
-        "INSERT INTO queen.queues VALUES (1, 'q'), (2, ''); INSERT INTO queen.partitions VALUES (10, 1, NULL), (11, 2, 'p'), (12, 99, 'lost');"
+        "INSERT INTO queen.queues VALUES (1, 'q'), (2, '');"
+        "INSERT INTO queen.partitions VALUES (10, 1, NULL), (11, 2, 'p'), (12, 99, 'lost');"
         """INSERT INTO queen.messages SELECT n, 10 + n % 2, '{"n":' || n || '}', '2026-01-01'::timestamp + n * interval '1 s', 'no uuid'"""
         " FROM generate_series(1, 10) n; INSERT INTO queen.messages VALUES (11, 12, '{}', NULL), (12, 10, '{}', NULL);"
     )
@@ -233,8 +255,8 @@ async def test_a_database_with_the_fewest_columns_is_taken_over(before: Connecti
     assert applied.adopted is not None
     assert (applied.adopted.figures["messages"], applied.adopted.figures["messages_without_partition"]) == (11, 1)
     rows = await before.fetch(
-        "SELECT q.name, p.name AS partition, m.seq, m.transaction_id, m.payload FROM queen.messages m JOIN queen.partitions p ON p.id = m.partition_id"
-        " JOIN queen.queues q ON q.id = p.queue_id ORDER BY q.name, m.seq"
+        "SELECT q.name, p.name AS partition, m.seq, m.transaction_id, m.payload FROM queen.messages m"
+        " JOIN queen.partitions p ON p.id = m.partition_id JOIN queen.queues q ON q.id = p.queue_id ORDER BY q.name, m.seq"
     )
     assert [tuple(row) for row in rows] == [
         *(("q", "Default", n, str(2 * n), f'{{"n":{2 * n}}}') for n in range(1, 6)),
@@ -247,7 +269,9 @@ async def test_a_second_migration_changes_nothing_and_the_working_tables_are_gon
     (p,) = await older.queue("q")
     await older.messages(p, 3)
     await migrate_connection(older.pg)
-    stamp = await older.pg.fetch("SELECT relname, relfilenode FROM pg_class WHERE relnamespace IN ('queen'::regnamespace, 'queen_before'::regnamespace)")
+    stamp = await older.pg.fetch(
+        "SELECT relname, relfilenode FROM pg_class WHERE relnamespace IN ('queen'::regnamespace, 'queen_before'::regnamespace)"
+    )
     again = await migrate(empty_database_url)
     assert (again.adopted, again.migrations, again.functions) == (None, [], [])
     assert stamp == await older.pg.fetch(

@@ -36,13 +36,14 @@ class Adopted:
         f = self.figures
         found = [
             f"taken over: {f['messages']} messages in {f['partitions']} partitions of {f['queues']} queues",
-            f"  {f['groups']} consumer groups, {f['cursors']} cursors, {f['subscriptions']} subscriptions, {f['dead_letters']} dead letters",
-            f"  the older tables are kept in the schema {BEFORE} (`queenmq migrate --forget` drops them, `--back` goes back to them)",
+            f"  {f['groups']} consumer groups, {f['cursors']} cursors, {f['subscriptions']} subscriptions",
+            f"  {f['dead_letters']} dead letters",
+            f"  the older tables are kept in the schema {BEFORE} (`queenmq migrate --back` returns to them, `--forget` drops them)",
         ]
         notes = {
             "leases_ended": "leases were ended: their messages are delivered again",
             "transaction_ids_made": "messages had no transaction id: theirs is now their old message id",
-            "transaction_ids_renamed": "messages had a transaction id that an earlier one of their partition has: '#' and their old id were appended",
+            "transaction_ids_renamed": "messages had the transaction id of an earlier one of their partition: their old id was appended",
             "messages_without_partition": f"messages belong to no partition: they were left in {BEFORE}",
             "dead_letters_without_partition": f"dead letters belong to no partition: they were left in {BEFORE}",
         }
@@ -67,8 +68,8 @@ async def set_aside(connection: Connection) -> bool:
     if found["kind"] == "foreign" or found["lacking"]:
         lacks = f" (what is missing: {', '.join(found['lacking'])})" if found["kind"] == "older" else ""
         raise SetupError(
-            f"the schema queen of this database holds tables that are neither QueenMQ's nor the older system's{lacks}: {', '.join(found['tables'])}. "
-            "Rename it (ALTER SCHEMA queen RENAME TO …) or name another database in QUEEN_DATABASE_URL."
+            f"the schema queen of this database holds tables that are neither QueenMQ's nor the older system's{lacks}: "
+            f"{', '.join(found['tables'])}. Rename it (ALTER SCHEMA queen RENAME TO …) or name another database in QUEEN_DATABASE_URL."
         )
     if found["before_exists"]:
         raise SetupError(
@@ -96,8 +97,8 @@ async def lock_out(connection: Connection, statement: str, schema: str, who: str
     except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
         sessions = [row["session"] for row in await connection.fetch(sql("users"), schema)]
         raise SetupError(
-            f"the tables of the schema {schema} are in use: {who}. Stop every server of it, end what else is open, and start again; nothing "
-            f"was changed. In use by: {'; '.join(sessions) or 'somebody who has just left'}"
+            f"the tables of the schema {schema} are in use: {who}. Stop every server of it, end what else is open, and start again; "
+            f"nothing was changed. In use by: {'; '.join(sessions) or 'somebody who has just left'}"
         ) from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise SetupError(
@@ -109,11 +110,19 @@ async def lock_out(connection: Connection, statement: str, schema: str, who: str
 async def fill(connection: Connection) -> Adopted:
     """Carries the content over, set by set, and looks that nothing is missing. The tables and triggers are in place."""
     for script in sorted((_SQL / "fill").glob("*.sql")):
-        await connection.execute(script.read_text(encoding="utf-8"))
+        try:
+            await connection.execute(script.read_text(encoding="utf-8"))
+        except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError, asyncpg.CannotCoerceError) as error:
+            raise SetupError(
+                f"the older system's tables could not be taken over ({script.stem}: {error.args[0]}); nothing was changed. "
+                "Mend that row, or set it aside, and start again."
+            ) from error
     adopted = Adopted(json.loads(await connection.fetchval(sql("adoption"))))
     for line in adopted.lines():
         log.info(line)
     waiting = [row["session"] for row in await connection.fetch(sql("users"), BEFORE)]
     if waiting:
-        log.warning("sessions of the older system are still at work and will fail from now on: stop them", extra={"sessions": "; ".join(waiting)})
+        log.warning(
+            "sessions of the older system are still at work and will fail from now on: stop them", extra={"sessions": "; ".join(waiting)}
+        )
     return adopted

@@ -1,0 +1,1 @@
+DROP SCHEMA queen_before CASCADE
