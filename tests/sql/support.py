@@ -8,11 +8,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 
-Connection = asyncpg.Connection[asyncpg.Record]
+from queenmq.postgres.migrate import scripts
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Row = asyncpg.Record
 DEADLINE = 10.0
 QUEUE_MODE = "__QUEUE_MODE__"
@@ -194,7 +196,7 @@ async def consumer(pg: Connection, partition: int, group_id: int) -> Row:
 
 async def drain(pg: Connection, group_id: int, batch: int = 100, rounds: int = 1000) -> list[tuple[int, str]]:
     """Consumes until the group's index of ready partitions is walked and empty: what a consumer would be given in all."""
-    given = []
+    given: list[tuple[int, str]] = []
     for _ in range(rounds):
         got = await pop(pg, group_id, batch=batch, spread=100)
         if not got.rows:
@@ -226,3 +228,13 @@ async def stays_free(task: asyncio.Future[Any]) -> Any:
 
 def state(error: asyncpg.PostgresError) -> str:
     return str(error.sqlstate)
+
+
+async def plant(pg: Connection, name: str, *changes: str) -> None:
+    """Installs functions/NAME.sql with pieces of its text replaced: a bug that a checker must find."""
+    [script] = [script for script in scripts("functions") if script.name == f"{name}.sql"]
+    text = script.text
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text, f"{name}.sql no longer says {old!r}"
+        text = text.replace(old, new)
+    await pg.execute(text)

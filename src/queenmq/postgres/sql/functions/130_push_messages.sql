@@ -1,5 +1,5 @@
 -- Stores messages of many requests at once. The server prepares the arrays: p_partitions distinct and ascending, p_counts items
--- in each; per item which partition (1-based), its position there (0-based), its transaction id and payload; the rare columns
+-- in each; per item which partition (1-based), its position there (0-based; both null when there is one partition), its transaction id and payload; the rare columns
 -- only when some item has one. Answers: bases[which] + position is an item's seq; where there were duplicates, seqs and
 -- duplicates by position instead. A null base: somebody holds that partition (only with p_skip): nothing was stored in it.
 -- Lock order: lookup rows by id, then, in a later statement, the drained consumer rows, then the change.
@@ -10,10 +10,11 @@ CREATE OR REPLACE FUNCTION queen.push_messages(
     p_queues int[] DEFAULT NULL, p_versions bigint[] DEFAULT NULL,
     p_skip boolean DEFAULT false, p_notify boolean DEFAULT true,
     OUT bases bigint[], OUT seqs bigint[], OUT duplicates boolean[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_maintained text := current_setting('queen.lookup_maintained', true);
     v_one        boolean := cardinality(p_partitions) = 1;
+    v_rare       boolean := num_nonnulls(p_traces, p_encrypted, p_producers, p_headers, p_delays) > 0;
     v_partition  int := p_partitions[1];
     v_base       bigint;
     v_now        timestamptz;
@@ -23,8 +24,13 @@ DECLARE
     v_wake       int[];
     v_groups     int[];
     v_held       int[];
-    v_own        boolean := current_setting('transaction_isolation') = 'read committed';
+    v_own        boolean := current_setting('transaction_isolation') LIKE 'read %';
 BEGIN
+    -- One partition: its items need not say which, nor where.
+    IF v_one AND p_which IS NULL AND (p_skip OR v_rare) THEN
+        p_which := array_fill(1, ARRAY[p_counts[1]]);
+        p_position := ARRAY(SELECT generate_series(0, p_counts[1] - 1));
+    END IF;
     SELECT * INTO bases, v_created FROM queen.lock_partitions(p_partitions, p_skip);
     IF p_queues IS NOT NULL AND (SELECT count(*) FROM unnest(p_queues, p_versions) u(id, version)
                                    JOIN queen.queues q ON q.id = u.id AND q.config_version = u.version) < cardinality(p_queues) THEN
@@ -63,7 +69,7 @@ BEGIN
 
     PERFORM set_config('queen.lookup_maintained', 'on', true);
     BEGIN
-        IF p_skip OR p_traces IS NOT NULL OR p_encrypted IS NOT NULL OR p_producers IS NOT NULL OR p_headers IS NOT NULL OR p_delays IS NOT NULL THEN
+        IF p_skip OR v_rare THEN
             INSERT INTO queen.messages (partition_id, seq, transaction_id, trace_id, created_at, is_encrypted, producer, headers, not_before, payload)
             SELECT p_partitions[u.which], bases[u.which] + u.position, u.transaction_id, u.trace_id, v_created[u.which],
                    u.encrypted, u.producer, u.headers, u.not_before, u.payload
@@ -73,8 +79,8 @@ BEGIN
         ELSIF v_one THEN
             v_base := bases[1];
             INSERT INTO queen.messages (partition_id, seq, transaction_id, created_at, payload)
-            SELECT v_partition, v_base + u.position, u.transaction_id, v_created[1], u.payload
-              FROM unnest(p_position, p_transactions, p_payloads) u(position, transaction_id, payload);
+            SELECT v_partition, v_base + u.position - 1, u.transaction_id, v_created[1], u.payload
+              FROM unnest(p_transactions, p_payloads) WITH ORDINALITY u(transaction_id, payload, position);
         ELSE
             INSERT INTO queen.messages (partition_id, seq, transaction_id, created_at, payload)
             SELECT p_partitions[u.which], bases[u.which] + u.position, u.transaction_id, v_created[u.which], u.payload
@@ -82,14 +88,14 @@ BEGIN
         END IF;
     EXCEPTION WHEN unique_violation THEN
         SELECT r.seqs, r.duplicates, r.stored INTO seqs, duplicates, v_stored
-          FROM queen.push_rows(p_partitions, bases, v_created, p_which, p_transactions, p_payloads,
+          FROM queen.push_rows(p_partitions, bases, v_created, coalesce(p_which, array_fill(1, ARRAY[p_counts[1]])), p_transactions, p_payloads,
                                p_traces, p_encrypted, p_producers, p_headers, v_not_before) r;
     END;
     PERFORM set_config('queen.lookup_maintained', coalesce(v_maintained, ''), true);
 
     -- Outside the block: inside, every push would cost a MultiXact.
     IF v_one AND v_stored IS NULL AND NOT p_skip THEN
-        UPDATE queen.partition_lookup SET next_seq = v_base + p_counts[1], last_message_created_at = v_created[1], updated_at = v_now
+        UPDATE queen.partition_lookup SET next_seq = bases[1] + p_counts[1], last_message_created_at = v_created[1], updated_at = v_now
          WHERE partition_id = v_partition;
     ELSE
         UPDATE queen.partition_lookup l SET next_seq = u.base + u.stored, last_message_created_at = u.created, updated_at = v_now
@@ -97,7 +103,8 @@ BEGIN
          WHERE l.partition_id = u.partition_id AND u.base IS NOT NULL AND u.stored > 0;
     END IF;
     IF NOT v_own THEN
-        INSERT INTO queen.wakes (partition_id) SELECT p FROM unnest(p_partitions) p;
+        INSERT INTO queen.wakes (partition_id)
+        SELECT u.p FROM unnest(p_partitions, bases, coalesce(v_stored, p_counts::bigint[])) u(p, base, stored) WHERE u.base IS NOT NULL AND u.stored > 0;
     ELSIF v_wake IS NOT NULL THEN
         UPDATE queen.partition_consumers c SET ready_at = v_now FROM unnest(v_wake, v_groups) w(p, g)
          WHERE c.partition_id = w.p AND c.group_id = w.g

@@ -24,6 +24,21 @@ BEGIN
 END
 $$;
 
+-- The server's shared calls don't wait for these: what they can't have is set aside.
+CREATE OR REPLACE FUNCTION queen.try_lock_queue(p_queue int) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock_shared(1902667118, p_queue);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION queen.try_lock_subscriptions() RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock_shared(1902667119, 0);
+END
+$$;
+
 -- The key under which a name is claimed before it is made: a wait in a unique index can't be skipped, this one can.
 CREATE OR REPLACE FUNCTION queen.name_key(p_queue text, p_partition text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended(length(p_queue) || '/' || p_queue || '/' || coalesce(p_partition, ''), 7631) $$;

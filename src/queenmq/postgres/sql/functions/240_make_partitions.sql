@@ -1,5 +1,6 @@
 -- The server's step before a push to partitions that it doesn't know: makes what is missing, wakes what sleeps, and answers
--- the ids by position (null: somebody is making that name right now; set aside). At most 500 names a call, in (queue, name) order.
+-- the ids by position (null: somebody makes that name right now or holds its queue; set aside). Never waits. At most 500 names a call,
+-- in (queue, name) order.
 CREATE OR REPLACE FUNCTION queen.make_partitions(p_queues text[], p_partitions text[],
     OUT queue_ids int[], OUT partition_ids int[], OUT versions bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -7,7 +8,7 @@ DECLARE
     v_missing boolean;
     v_claimed boolean[];
     v_new     text[];
-    v_queue   int;
+    v_queues  int[];
     v_ids     int[];
 BEGIN
     IF cardinality(p_queues) > 500 THEN
@@ -18,23 +19,25 @@ BEGIN
         RETURN;
     END IF;
     SELECT array_agg(c.ok ORDER BY c.ord) INTO v_claimed
-      FROM (SELECT u.ord, pg_try_advisory_xact_lock(queen.name_key(u.q, u.p)) AS ok
-              FROM unnest(p_queues, p_partitions) WITH ORDINALITY u(q, p, ord) ORDER BY u.q, u.p) c;
+      FROM (SELECT u.ord, u.id IS NULL AND pg_try_advisory_xact_lock(queen.name_key(u.q, u.p)) AS ok
+              FROM unnest(p_queues, p_partitions, partition_ids) WITH ORDINALITY u(q, p, id, ord) ORDER BY u.q, u.p) c;
     SELECT array_agg(DISTINCT u.q ORDER BY u.q) INTO v_new
       FROM unnest(p_queues, queue_ids) u(q, id) WHERE u.id IS NULL;
-    IF v_new IS NOT NULL THEN
+    IF v_new IS NOT NULL AND queen.try_lock_subscriptions() THEN
         -- A queue's own name is claimed too: two makers of different partitions would meet in its unique index.
         SELECT array_agg(c.ok AND (NOT u.q = ANY (v_new) OR c2.ok) ORDER BY c.ord) INTO v_claimed
           FROM unnest(v_claimed) WITH ORDINALITY c(ok, ord)
           JOIN unnest(p_queues) WITH ORDINALITY u(q, ord) USING (ord)
           LEFT JOIN (SELECT n.q, pg_try_advisory_xact_lock(queen.name_key(n.q, NULL)) AS ok FROM unnest(v_new) n(q)) c2 ON c2.q = u.q;
-        PERFORM queen.lock_subscriptions(false);
         PERFORM queen.make_queue(n.q) FROM (SELECT DISTINCT u.q FROM unnest(p_queues, v_claimed) u(q, ok)
                                              WHERE u.ok AND u.q = ANY (v_new) ORDER BY u.q) n;
     END IF;
-    FOR v_queue IN SELECT DISTINCT q.id FROM unnest(p_queues, v_claimed) u(q, ok) JOIN queen.queues q ON q.name = u.q WHERE u.ok ORDER BY q.id LOOP
-        PERFORM queen.lock_queue(v_queue, false);
-    END LOOP;
+    SELECT array_agg(k.id) INTO v_queues
+      FROM (SELECT q.id FROM queen.queues q WHERE q.name IN (SELECT u.q FROM unnest(p_queues, v_claimed) u(q, ok) WHERE u.ok)
+             ORDER BY q.id FOR KEY SHARE OF q SKIP LOCKED) k
+     WHERE queen.try_lock_queue(k.id);
+    SELECT array_agg(u.ok AND coalesce(q.id = ANY (v_queues), false) ORDER BY u.ord) INTO v_claimed
+      FROM unnest(p_queues, v_claimed) WITH ORDINALITY u(q, ok, ord) LEFT JOIN queen.queues q ON q.name = u.q;
     v_ids := queen.wake_partitions(p_queues, p_partitions, v_claimed);
     PERFORM queen.make_rows(v_ids);
     SELECT * INTO queue_ids, partition_ids, versions, v_missing FROM queen.find_partitions(p_queues, p_partitions);

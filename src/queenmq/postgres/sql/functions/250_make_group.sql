@@ -23,6 +23,12 @@ BEGIN
     ON CONFLICT DO NOTHING RETURNING id INTO v_group;
     IF v_group IS NULL THEN
         SELECT id INTO v_group FROM queen.consumer_groups_metadata WHERE queue_id = v_queue AND consumer_group = p_group;
+        IF v_group IS NULL THEN
+            -- It waited for the queue's name while a user's transaction made the queue.
+            UPDATE queen.consumer_groups_metadata g SET queue_id = q.id FROM queen.queues q
+             WHERE q.id = v_queue AND g.queue_name = q.name AND g.consumer_group = p_group AND g.queue_id IS NULL RETURNING g.id INTO v_group;
+            PERFORM queen.make_rows(array_agg(p.id)) FROM queen.partitions p WHERE p.queue_id = v_queue;
+        END IF;
         RETURN v_group;
     END IF;
     PERFORM queen.place_group(v_group);

@@ -30,6 +30,7 @@ BEGIN
     c.last_lease_from := c.lease_from;
     c.last_lease_to := c.lease_to;
     c.last_answered := c.answered;
+    c.last_open := nullif(int8multirange(int8range(c.lease_from, c.lease_to + 1) * int8range(c.cursor_seq + 1, NULL)) - coalesce(c.acked, '{}'), '{}');
     c.lease_id := NULL;
     c.lease_from := NULL;
     c.lease_to := NULL;
@@ -107,6 +108,7 @@ DECLARE
     v_range  int8range;
     v_due    timestamptz;
     v_oldest timestamptz;
+    v_budget int := 1000 + p_limit;
     m        record;
 BEGIN
     SELECT q.* INTO v_queue FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = c.partition_id;
@@ -114,22 +116,27 @@ BEGIN
     IF c.cursor_seq < v_first - 1 THEN
         c := queen.settle(c, int8multirange(int8range(c.cursor_seq + 1, v_first)));
     END IF;
-    IF c.lease_id IS NOT NULL THEN
+    taken := 0;
+    IF c.lease_until > p_now THEN
+        outcome := 'hold';
+        moment := c.lease_until;
+        RETURN;
+    ELSIF c.lease_id IS NOT NULL THEN
         c := queen.expire_lease(c, p_now);
     END IF;
-    taken := 0;
     v_seen := c.cursor_seq;
     <<scan>>
     FOR v_range IN SELECT r FROM unnest(int8multirange(int8range(c.cursor_seq + 1, v_next)) - coalesce(c.acked, '{}')) r ORDER BY r LOOP
         v_seen := lower(v_range) - 1;
         FOR m IN SELECT s.seq, s.created_at, s.not_before, queen.meant_for(s.partition_id, s.seq, c.group_id) AS ours
                    FROM queen.messages s WHERE s.partition_id = c.partition_id AND s.seq >= lower(v_range) AND s.seq < upper(v_range)
-                  ORDER BY s.seq LIMIT 1000 + p_limit LOOP
+                  ORDER BY s.seq LIMIT v_budget LOOP
+            v_budget := v_budget - 1;
             IF m.seq > v_seen + 1 THEN
                 v_skip := v_skip + queen.explain_gap(c.partition_id, v_seen + 1, m.seq - 1);
             END IF;
             v_seen := m.seq;
-            v_due := greatest(m.not_before, m.created_at + v_queue.delayed_processing * interval '1 second',
+            v_due := greatest(m.not_before, m.created_at + nullif(v_queue.delayed_processing, 0) * interval '1 second',
                               to_timestamp((c.attempts -> m.seq::text ->> 1)::float8 / 1000));
             IF NOT m.ours OR m.created_at + v_queue.ttl * interval '1 second' <= p_now THEN
                 v_skip := v_skip + int8multirange(int8range(m.seq, m.seq, '[]'));
@@ -144,12 +151,11 @@ BEGIN
             hi := m.seq;
             EXIT scan WHEN taken >= p_limit;
         END LOOP;
-        -- A run of a thousand messages that are not for us: what is settled is written, and the next claim goes on.
-        IF taken = 0 AND v_seen < upper(v_range) - 1 AND EXISTS (SELECT FROM queen.messages s WHERE s.partition_id = c.partition_id
-                                                                    AND s.seq > v_seen AND s.seq < upper(v_range)) THEN
+        -- The budget is spent on messages that are not for us: what is settled is written, and the next claim goes on.
+        IF v_budget <= 0 THEN
             moment := p_now;
             EXIT scan;
-        ELSIF v_seen < upper(v_range) - 1 AND taken < p_limit THEN
+        ELSIF v_seen < upper(v_range) - 1 THEN
             v_skip := v_skip + queen.explain_gap(c.partition_id, v_seen + 1, upper(v_range) - 1);
         END IF;
     END LOOP scan;

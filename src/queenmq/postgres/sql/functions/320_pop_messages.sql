@@ -2,14 +2,14 @@
 -- up to p_spread partitions and p_batches messages under one lease id. It never waits for a lock: what others hold is skipped.
 -- Decisions are made in later statements than the locks. `now` is read once.
 -- Answers message rows, and one row per request with a null seq whose payload tells how the walk went:
--- {"more":[ready_at,partition] | null, "held":bool, "next":ready_at | null, "first":ready_at | null, "gone":bool}; created_at is the
+-- {"more":[ready_at,partition] | null, "group":the group whose walk goes on there, "held":bool, "next":ready_at | null, "first":ready_at | null, "gone":bool}; created_at is the
 -- lease's end. Moments travel as microseconds since 1970.
 CREATE OR REPLACE FUNCTION queen.pop_messages(
     p_batches int[], p_spread int[], p_partitions int[], p_lease_ids uuid[], p_lease_seconds int[],
     p_walk_request int[], p_walk_group int[], p_walk_ready bigint[], p_walk_partition int[])
 RETURNS TABLE (request int, partition_id int, seq bigint, transaction_id text, trace_id uuid, created_at timestamptz,
                is_encrypted boolean, producer text, headers json, payload json, attempts int)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_now      timestamptz := queen.now();
@@ -32,6 +32,7 @@ DECLARE
     v_plain    boolean;
     v_first    timestamptz;
     v_more     json;
+    v_last     int;
     v_held     boolean;
     v_careful  boolean;
     v_took     boolean;
@@ -43,7 +44,7 @@ BEGIN
             v_left := p_batches[v_request];
             v_spread := p_spread[v_request];
             v_examined := 0;
-            v_until := NULL; v_first := NULL; v_more := NULL; v_held := false; v_took := false;
+            v_until := NULL; v_first := NULL; v_more := NULL; v_last := NULL; v_held := false; v_took := false;
         END IF;
         v_group := p_walk_group[w];
         v_lease := NULL;
@@ -96,7 +97,7 @@ BEGIN
                         UPDATE queen.partition_consumers pc
                            SET cursor_seq = c.cursor_seq, acked = c.acked, attempts = c.attempts, answered = NULL,
                                last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to,
-                               last_answered = c.last_answered,
+                               last_answered = c.last_answered, last_open = c.last_open,
                                lease_id = p_lease_ids[v_request], lease_from = v_lo, lease_to = v_hi, lease_count = v_n,
                                lease_until = v_until, ready_at = v_until, last_consumed_at = v_now
                          WHERE CURRENT OF v_walk;
@@ -130,7 +131,7 @@ BEGIN
                     UPDATE queen.partition_consumers pc
                        SET cursor_seq = c.cursor_seq, acked = c.acked, attempts = c.attempts, answered = c.answered,
                            last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to,
-                           last_answered = c.last_answered,
+                           last_answered = c.last_answered, last_open = c.last_open,
                            lease_id = c.lease_id, lease_from = c.lease_from, lease_to = c.lease_to, lease_count = c.lease_count, lease_until = c.lease_until,
                            ready_at = CASE v_outcome WHEN 'drained' THEN NULL WHEN 'hold' THEN v_moment ELSE pc.ready_at END
                      WHERE CURRENT OF v_walk;
@@ -141,6 +142,7 @@ BEGIN
                 END IF;
             END LOOP;
             CLOSE v_walk;
+            v_last := CASE WHEN v_more IS NOT NULL THEN v_group END;
         END IF;
         IF w = cardinality(p_walk_request) OR p_walk_request[w + 1] <> v_request THEN
             v_moment := NULL;
@@ -151,7 +153,7 @@ BEGIN
                  WHERE x.req = v_request;
             END IF;
             RETURN QUERY SELECT v_request, NULL::int, NULL::bigint, NULL::text, NULL::uuid, v_until, NULL::boolean, NULL::text, NULL::json,
-                json_build_object('more', v_more, 'held', v_held, 'first', queen.micros(v_first), 'next', queen.micros(v_moment),
+                json_build_object('more', v_more, 'group', v_last, 'held', v_held, 'first', queen.micros(v_first), 'next', queen.micros(v_moment),
                     'gone', NOT v_took AND v_first IS NULL AND NOT EXISTS (SELECT FROM queen.consumer_groups_metadata g WHERE g.id = v_group AND g.queue_id IS NOT NULL)),
                 NULL::int;
         END IF;

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION queen.ack_messages(
     p_partitions int[], p_groups text[], p_leases uuid[], p_which int[], p_transactions text[], p_statuses text[], p_errors text[],
     p_skip boolean DEFAULT false,
     OUT states int[], OUT details int[], OUT successes boolean[], OUT errors text[], OUT released boolean[], OUT dead boolean[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids  int[];
     v_now  timestamptz;
@@ -81,11 +81,13 @@ BEGIN
           LEFT JOIN queen.messages m ON m.partition_id = p_partitions[a.which] AND m.transaction_id = a.transaction_id
          WHERE p_leases[a.which] IS NOT NULL AND p_states[a.which] = 2
          GROUP BY a.which
-        HAVING bool_and(a.status IS NULL OR a.status = 'completed')
+        HAVING bool_and(a.status IS NULL OR a.status IN ('completed', 'success'))
     ), done AS (
         UPDATE queen.partition_consumers c
-           SET cursor_seq = c.lease_to, attempts = NULL, answered = NULL,
-               last_lease_id = c.lease_id, last_lease_from = c.lease_from, last_lease_to = c.lease_to, last_answered = NULL,
+           SET cursor_seq = c.lease_to, answered = NULL,
+               attempts = CASE WHEN c.attempts IS NOT NULL
+                               THEN (SELECT jsonb_object_agg(a.key, a.value) FROM jsonb_each(c.attempts) a WHERE a.key::bigint > c.lease_to) END,
+               last_lease_id = c.lease_id, last_lease_from = c.lease_from, last_lease_to = c.lease_to, last_answered = NULL, last_open = NULL,
                lease_id = NULL, lease_from = NULL, lease_to = NULL, lease_count = NULL, lease_until = NULL,
                ready_at = p_now, last_consumed_at = p_now
           FROM counted n

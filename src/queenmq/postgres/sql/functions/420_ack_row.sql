@@ -36,7 +36,7 @@ BEGIN
         UPDATE queen.partition_consumers
            SET cursor_seq = c.cursor_seq, acked = c.acked, answered = c.answered, attempts = c.attempts,
                lease_id = c.lease_id, lease_from = c.lease_from, lease_to = c.lease_to, lease_count = c.lease_count, lease_until = c.lease_until,
-               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered,
+               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered, last_open = c.last_open,
                ready_at = CASE WHEN v_held THEN c.ready_at ELSE queen.head_moment(c, p_now) END, last_consumed_at = p_now
          WHERE partition_id = p_partition AND group_id = p_group;
     END IF;
@@ -67,25 +67,13 @@ DECLARE
     v_live    boolean := c.lease_id IS NOT NULL AND c.lease_until > p_now;
     v_covered boolean := v_live AND p_seq BETWEEN c.lease_from AND c.lease_to;
     v_settled boolean := p_seq <= c.cursor_seq OR coalesce(c.acked @> p_seq, false);
+    v_limbo   boolean := p_lease IS NULL AND NOT v_live AND p_seq BETWEEN c.lease_from AND c.lease_to;
     v_first   text;
-    v_failed  boolean;
 BEGIN
     dead := false;
     success := true;
     IF p_lease IS NOT NULL AND NOT (v_live AND p_lease = c.lease_id) THEN
-        IF p_repeat AND p_lease = c.last_lease_id AND p_seq BETWEEN c.last_lease_from AND c.last_lease_to THEN
-            v_first := coalesce(c.last_answered ->> p_seq::text, CASE WHEN v_settled THEN 'completed' END);
-            success := v_first IS NOT NULL AND (v_first = p_status OR v_first = 'failed-dead' AND p_status = 'failed');
-            dead := success AND v_first IN ('dlq', 'failed-dead');
-            error := CASE WHEN NOT success THEN 'Invalid or expired lease' END;
-        ELSIF p_repeat AND p_lease = c.last_lease_id AND p_seq IS NULL THEN
-            error := queen.removal_reason(c.partition_id, c.last_lease_from, c.last_lease_to);
-            success := error IS NOT NULL;
-            error := coalesce('removed: ' || error, 'Invalid or expired lease');
-        ELSE
-            success := false;
-            error := 'Invalid or expired lease';
-        END IF;
+        SELECT r.success, r.error, r.dead INTO success, error, dead FROM queen.repeat_ack(c, p_seq, p_status, p_lease, p_repeat) r;
         RETURN;
     END IF;
     IF p_seq IS NULL THEN
@@ -119,15 +107,53 @@ BEGIN
         dead := p_seq <= c.cursor_seq OR coalesce(c.acked @> p_seq, false);
         v_first := CASE WHEN dead AND p_status = 'failed' THEN 'failed-dead' ELSE p_status END;
     END IF;
-    IF v_covered THEN
+    -- Also under a lease that ran out and that nobody took: the same failure isn't counted twice.
+    IF v_covered OR v_limbo THEN
         c.answered := coalesce(c.answered, '{}') || jsonb_build_object(p_seq::text, v_first);
     END IF;
 END
 $$;
 
--- Why messages of this stretch are no longer there; null when none was removed.
+-- An ack under a lease that isn't live: as the first time if it was answered under the row's last lease (or under one that has just
+-- run out), else refused.
+CREATE OR REPLACE FUNCTION queen.repeat_ack(c queen.partition_consumers, p_seq bigint, p_status text, p_lease uuid, p_repeat boolean,
+    OUT success boolean, OUT error text, OUT dead boolean)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_first text;
+    v_from  bigint;
+    v_to    bigint;
+BEGIN
+    success := false;
+    dead := false;
+    error := 'Invalid or expired lease';
+    IF p_repeat AND p_lease = c.last_lease_id THEN
+        v_from := c.last_lease_from;
+        v_to := c.last_lease_to;
+        v_first := coalesce(c.last_answered ->> p_seq::text, CASE WHEN c.last_open IS NULL OR NOT c.last_open @> p_seq THEN 'completed' END);
+    ELSIF p_repeat AND p_lease = c.lease_id THEN
+        v_from := c.lease_from;
+        v_to := c.lease_to;
+        v_first := coalesce(c.answered ->> p_seq::text, CASE WHEN p_seq <= c.cursor_seq OR c.acked @> p_seq THEN 'completed' END);
+    ELSE
+        RETURN;
+    END IF;
+    IF p_seq IS NULL THEN
+        error := coalesce('removed: ' || queen.removal_reason(c.partition_id, v_from, v_to), error);
+        success := error LIKE 'removed: %';
+    ELSIF p_seq BETWEEN v_from AND v_to AND (v_first = p_status OR v_first = 'failed-dead' AND p_status = 'failed') THEN
+        success := true;
+        dead := v_first IN ('dlq', 'failed-dead');
+        error := NULL;
+    END IF;
+END
+$$;
+
+-- Why messages of this stretch are no longer there; null when none was removed. What went when every group had settled it left no
+-- reason behind, only first_seq.
 CREATE OR REPLACE FUNCTION queen.removal_reason(p_partition int, p_from bigint, p_to bigint) RETURNS text
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
-    SELECT reason FROM queen.removed_messages
-     WHERE partition_id = p_partition AND to_seq >= p_from AND from_seq <= p_to ORDER BY to_seq DESC LIMIT 1
+    SELECT coalesce((SELECT reason FROM queen.removed_messages
+                      WHERE partition_id = p_partition AND to_seq >= p_from AND from_seq <= p_to ORDER BY to_seq DESC LIMIT 1),
+                    (SELECT 'settled' FROM queen.partition_lookup WHERE partition_id = p_partition AND first_seq > p_from))
 $$;

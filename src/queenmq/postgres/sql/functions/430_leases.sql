@@ -3,7 +3,7 @@
 -- Prolongs what is still live; never shortens. Answers by position: the new end, null when nothing was live.
 CREATE OR REPLACE FUNCTION queen.extend_leases(p_leases uuid[], p_seconds int[], p_skip boolean DEFAULT false,
     OUT expires_at timestamptz[], OUT was_expiring_at timestamptz[], OUT held boolean[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now timestamptz;
     v_p   int[];
@@ -53,11 +53,12 @@ BEGIN
         c := queen.end_lease(c);
         IF v_set THEN
             c := queen.settle(c, int8multirange(int8range(c.last_lease_from, c.last_lease_to, '[]')));
+            c.last_open := NULL;
         END IF;
         UPDATE queen.partition_consumers
            SET cursor_seq = c.cursor_seq, acked = c.acked, attempts = c.attempts, answered = NULL,
                lease_id = NULL, lease_from = NULL, lease_to = NULL, lease_count = NULL, lease_until = NULL,
-               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered,
+               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered, last_open = c.last_open,
                ready_at = queen.head_moment(c, v_now)
          WHERE partition_id = c.partition_id AND group_id = c.group_id;
     END LOOP;

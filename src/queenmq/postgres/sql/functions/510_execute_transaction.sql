@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION queen.execute_transaction(
     p_lease_tx int[], p_leases uuid[], p_queues int[] DEFAULT NULL, p_versions bigint[] DEFAULT NULL, p_skip boolean DEFAULT false,
     OUT outcomes int[], OUT failures text[], OUT item_seqs bigint[], OUT item_duplicates boolean[],
     OUT ack_successes boolean[], OUT ack_errors text[], OUT ack_released boolean[], OUT ack_dead boolean[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_maintained text := current_setting('queen.lookup_maintained', true);
     v_first   bigint[];
@@ -94,13 +94,15 @@ CREATE OR REPLACE FUNCTION queen.resolve_acks(p_tx int[], p_partitions int[], p_
     OUT leases uuid[], OUT group_ids int[])
 LANGUAGE sql STABLE SET enable_seqscan = off AS $$
     SELECT array_agg(coalesce(a.lease, cover.lease_id) ORDER BY a.ord),
-           array_agg(CASE WHEN coalesce(a.lease, cover.lease_id) IS NULL OR own.group_id IS NULL OR named.id IS NULL OR named.id = own.group_id
+           array_agg(CASE WHEN own.group_id IS NULL OR a.grp IS NULL OR named.id = own.group_id
                           THEN coalesce(own.group_id, named.id, plain.id) END ORDER BY a.ord)
       FROM unnest(p_tx, p_partitions, p_groups, p_acks) WITH ORDINALITY a(tx, p, grp, lease, ord)
       LEFT JOIN queen.partitions p ON p.id = a.p
       LEFT JOIN LATERAL (SELECT c.lease_id FROM unnest(p_lease_tx, p_leases) r(tx, lease)
                            JOIN queen.partition_consumers c ON c.lease_id = r.lease AND c.partition_id = a.p
-                          WHERE a.lease IS NULL AND r.tx = a.tx LIMIT 1) cover ON true
+                           LEFT JOIN queen.consumer_groups_metadata g ON g.id = c.group_id
+                          WHERE a.lease IS NULL AND r.tx = a.tx
+                          ORDER BY (g.consumer_group = a.grp) DESC NULLS LAST, c.group_id LIMIT 1) cover ON true
       LEFT JOIN queen.partition_consumers own ON own.partition_id = a.p AND own.lease_id = coalesce(a.lease, cover.lease_id)
       LEFT JOIN queen.consumer_groups_metadata named ON named.queue_id = p.queue_id AND named.consumer_group = a.grp
       LEFT JOIN queen.consumer_groups_metadata plain ON a.grp IS NULL AND plain.queue_id = p.queue_id AND plain.consumer_group = '__QUEUE_MODE__'

@@ -19,10 +19,11 @@ DECLARE
     v_old  queen.queues;
     q      queen.queues;
     v_now  timestamptz;
+    v_had  int[];
 BEGIN
     PERFORM set_config('lock_timeout', '1s', true);
-    PERFORM queen.lock_subscriptions(false);
     PERFORM pg_advisory_xact_lock(queen.name_key(p_queue, NULL));
+    PERFORM queen.lock_subscriptions(false);
     PERFORM queen.lock_queue(queen.make_queue(p_queue), true);
     SELECT * INTO v_old FROM queen.queues WHERE name = p_queue FOR NO KEY UPDATE;
     UPDATE queen.queues SET
@@ -47,8 +48,9 @@ BEGIN
         config_version = config_version + 1
      WHERE id = v_old.id RETURNING * INTO q;
     IF (q.namespace, q.task) IS DISTINCT FROM (v_old.namespace, v_old.task) THEN
+        SELECT coalesce(array_agg(g.id), '{}') INTO v_had FROM queen.consumer_groups_metadata g WHERE g.queue_id = q.id;
         PERFORM queen.match_subscriptions(q.id);
-        PERFORM queen.place_group(g.id) FROM queen.consumer_groups_metadata g WHERE g.queue_id = q.id;
+        PERFORM queen.place_group(g.id) FROM queen.consumer_groups_metadata g WHERE g.queue_id = q.id AND NOT g.id = ANY (v_had);
     END IF;
     IF (q.delayed_processing, q.window_buffer, q.window_max_wait, q.retry_delay, q.ttl)
        IS DISTINCT FROM (v_old.delayed_processing, v_old.window_buffer, v_old.window_max_wait, v_old.retry_delay, v_old.ttl) THEN

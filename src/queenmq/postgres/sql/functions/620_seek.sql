@@ -37,7 +37,7 @@ BEGIN
        SET cursor_seq = greatest(l.first_seq, least(l.next_seq,
                         CASE WHEN p_to_end THEN l.next_seq WHEN p_seq IS NOT NULL THEN p_seq ELSE queen.seq_at(c.partition_id, p_timestamp) END)) - 1,
            acked = NULL, answered = NULL, attempts = NULL, lease_id = NULL, lease_from = NULL, lease_to = NULL, lease_count = NULL,
-           lease_until = NULL, last_lease_id = NULL, last_lease_from = NULL, last_lease_to = NULL, last_answered = NULL, ready_at = v_now
+           lease_until = NULL, last_lease_id = NULL, last_lease_from = NULL, last_lease_to = NULL, last_answered = NULL, last_open = NULL, ready_at = v_now
       FROM queen.partition_lookup l
      WHERE c.partition_id = ANY (v_rows) AND c.group_id = v_group AND l.partition_id = c.partition_id;
     PERFORM pg_notify('queen_wake', v_queue::text);

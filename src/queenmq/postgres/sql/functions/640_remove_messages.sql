@@ -22,7 +22,6 @@ BEGIN
     DELETE FROM queen.messages WHERE partition_id = p_partition AND seq BETWEEN p_from AND v_to;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     PERFORM set_config('queen.lookup_maintained', coalesce(v_maintained, ''), true);
-    DELETE FROM queen.message_audience WHERE partition_id = p_partition AND seq BETWEEN p_from AND v_to;
     PERFORM queen.note_removed(p_partition, greatest(p_from, v_first), v_to, p_reason);
     PERFORM set_config('lock_timeout', v_wait, true);
     RETURN v_gone;
@@ -41,6 +40,7 @@ BEGIN
     IF p_from > p_to THEN
         RETURN;
     END IF;
+    DELETE FROM queen.message_audience WHERE partition_id = p_partition AND seq BETWEEN p_from AND p_to;
     SELECT NOT EXISTS (SELECT FROM queen.messages WHERE partition_id = p_partition AND seq < p_from) INTO v_prefix;
     IF NOT v_prefix OR EXISTS (SELECT FROM queen.partition_consumers pc WHERE pc.partition_id = p_partition AND pc.cursor_seq < p_to) THEN
         INSERT INTO queen.removed_messages (partition_id, from_seq, to_seq, reason, removed_at) VALUES (p_partition, p_from, p_to, p_reason, v_now);
@@ -56,7 +56,7 @@ BEGIN
         UPDATE queen.partition_consumers
            SET cursor_seq = c.cursor_seq, acked = c.acked, attempts = c.attempts, answered = c.answered,
                lease_id = c.lease_id, lease_from = c.lease_from, lease_to = c.lease_to, lease_count = c.lease_count, lease_until = c.lease_until,
-               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered,
+               last_lease_id = c.last_lease_id, last_lease_from = c.last_lease_from, last_lease_to = c.last_lease_to, last_answered = c.last_answered, last_open = c.last_open,
                ready_at = CASE WHEN c.lease_id IS NOT NULL AND c.lease_until > v_now THEN c.ready_at ELSE v_now END
          WHERE partition_id = p_partition AND group_id = c.group_id;
     END LOOP;

@@ -13,7 +13,12 @@ BEGIN
     IF v_wait = '0' THEN
         PERFORM set_config('lock_timeout', '500ms', true);
     END IF;
-    v_id := queen.outbox_partition(p_queue, p_partition);
+    -- It may fall asleep or be deleted while we wait for it: then once more.
+    LOOP
+        v_id := queen.outbox_partition(p_queue, p_partition);
+        PERFORM 1 FROM queen.partition_lookup WHERE partition_id = v_id FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+    END LOOP;
     IF NOT p_encrypted AND EXISTS (SELECT FROM queen.queues WHERE name = p_queue AND encryption_enabled) THEN
         RAISE EXCEPTION 'queue % demands encryption and the database has no key: push through the API', p_queue USING ERRCODE = 'QM006';
     END IF;
@@ -49,13 +54,15 @@ $$;
 CREATE OR REPLACE FUNCTION queen.outbox_partition(p_queue text, p_partition text) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    r record;
+    v_new boolean;
+    r     record;
 BEGIN
     SELECT * INTO r FROM queen.find_partitions(ARRAY[p_queue], ARRAY[p_partition]);
     IF NOT r.missing THEN
         RETURN r.partition_ids[1];
     END IF;
-    IF r.queue_ids[1] IS NULL THEN
+    v_new := r.queue_ids[1] IS NULL;
+    IF v_new THEN
         PERFORM pg_advisory_xact_lock(queen.name_key(p_queue, NULL));
         PERFORM queen.make_queue(p_queue);
     END IF;
@@ -65,7 +72,7 @@ BEGIN
     IF r.missing THEN
         RAISE EXCEPTION 'queue % or its partition % has changed since this transaction began: repeat it', p_queue, p_partition USING ERRCODE = '40001';
     END IF;
-    INSERT INTO queen.wakes (partition_id) VALUES (r.partition_ids[1]);
+    INSERT INTO queen.wakes (partition_id, new_queue) VALUES (r.partition_ids[1], v_new);
     RETURN r.partition_ids[1];
 END
 $$;

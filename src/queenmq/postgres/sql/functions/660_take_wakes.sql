@@ -7,6 +7,7 @@ DECLARE
     v_parts int[];
     v_got   int[];
     v_now   timestamptz;
+    v_new   int[];
     v_queue int;
     v_p     int[];
     v_g     int[];
@@ -17,8 +18,19 @@ BEGIN
     IF v_ids IS NULL THEN
         RETURN;
     END IF;
+    SELECT coalesce(array_agg(DISTINCT p.queue_id), '{}') INTO v_new
+      FROM queen.wakes w JOIN queen.partitions p ON p.id = w.partition_id WHERE w.id = ANY (v_ids) AND w.new_queue;
+    IF v_new <> '{}' THEN
+        PERFORM queen.lock_subscriptions(false);
+    END IF;
     FOR v_queue IN SELECT DISTINCT queue_id FROM queen.partitions WHERE id = ANY (v_parts) ORDER BY queue_id LOOP
-        PERFORM queen.lock_queue(v_queue, false);
+        PERFORM queen.lock_queue(v_queue, v_queue = ANY (v_new));
+    END LOOP;
+    -- A queue and a subscription that were made at the same time didn't see each other.
+    FOREACH v_queue IN ARRAY v_new LOOP
+        IF queen.match_subscriptions(v_queue) > 0 THEN
+            PERFORM queen.make_rows(array_agg(p.id)) FROM queen.partitions p WHERE p.queue_id = v_queue;
+        END IF;
     END LOOP;
     SELECT array_agg(l.partition_id) INTO v_got FROM (
         SELECT partition_id FROM queen.partition_lookup WHERE partition_id = ANY (v_parts) ORDER BY partition_id FOR KEY SHARE SKIP LOCKED) l;

@@ -37,20 +37,21 @@ BEGIN
     IF v_wait = '0' THEN
         PERFORM set_config('lock_timeout', '500ms', true);
     END IF;
-    SELECT q.name AS queue, p.name AS partition, q.encryption_enabled INTO v_queue
-      FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = p_partition;
-    IF v_queue IS NULL THEN
-        RAISE EXCEPTION 'no partition % in queen.partitions', p_partition USING ERRCODE = '23503';
-    ELSIF v_queue.encryption_enabled AND NOT p_encrypted THEN
+    LOOP
+        SELECT q.name AS queue, p.name AS partition, q.encryption_enabled INTO v_queue
+          FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = p_partition;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'no partition % in queen.partitions', p_partition USING ERRCODE = '23503';
+        END IF;
+        SELECT next_seq, last_message_created_at INTO seq, created FROM queen.partition_lookup WHERE partition_id = p_partition FOR NO KEY UPDATE;
+        EXIT WHEN FOUND;
+        PERFORM queen.outbox_partition(v_queue.queue, v_queue.partition);
+    END LOOP;
+    IF v_queue.encryption_enabled AND NOT p_encrypted THEN
         RAISE EXCEPTION 'queue % demands encryption and the database has no key: push through the API', v_queue.queue USING ERRCODE = 'QM006';
     END IF;
-    SELECT next_seq, last_message_created_at INTO seq, created FROM queen.partition_lookup WHERE partition_id = p_partition FOR NO KEY UPDATE;
-    IF seq IS NULL THEN
-        PERFORM queen.outbox_partition(v_queue.queue, v_queue.partition);
-        SELECT next_seq, last_message_created_at INTO seq, created FROM queen.partition_lookup WHERE partition_id = p_partition FOR NO KEY UPDATE;
-    END IF;
     created := greatest(queen.now(), created);
-    IF current_setting('transaction_isolation') = 'read committed' THEN
+    IF current_setting('transaction_isolation') LIKE 'read %' THEN
         PERFORM 1 FROM queen.partition_consumers WHERE partition_id = p_partition AND ready_at IS NULL ORDER BY group_id FOR NO KEY UPDATE;
     END IF;
     PERFORM set_config('lock_timeout', v_wait, true);
@@ -67,24 +68,28 @@ DECLARE
     v_next  bigint;
     v_entry text;
     v_burnt int8range;
-    v_last  timestamptz;
+    v_state text;
+    v_count bigint;
 BEGIN
     FOREACH v_entry IN ARRAY string_to_array(trim(coalesce(current_setting('queen.counted', true), '')), ' ') LOOP
         v_part := split_part(v_entry, ':', 1)::int;
         v_from := split_part(v_entry, ':', 2)::bigint;
-        v_next := split_part(current_setting('queen.counter_' || v_part), ' ', 1)::bigint;
+        v_state := current_setting('queen.counter_' || v_part);
+        v_next := split_part(v_state, ' ', 1)::bigint;
         PERFORM set_config('queen.counter_' || v_part, '', true);
-        SELECT max(created_at) INTO v_last FROM queen.messages WHERE partition_id = v_part AND seq >= v_from;
+        SELECT count(*) INTO v_count FROM queen.messages WHERE partition_id = v_part AND seq >= v_from AND seq < v_next;
         UPDATE queen.partition_lookup SET next_seq = v_next, updated_at = v_now,
-               last_message_created_at = coalesce(v_last, last_message_created_at) WHERE partition_id = v_part;
-        IF (SELECT count(*) FROM queen.messages WHERE partition_id = v_part AND seq >= v_from AND seq < v_next) < v_next - v_from THEN
+               last_message_created_at = CASE WHEN v_count > 0 THEN 'epoch'::timestamptz + split_part(v_state, ' ', 2)::bigint * interval '1 microsecond'
+                                              ELSE last_message_created_at END
+         WHERE partition_id = v_part;
+        IF v_count < v_next - v_from THEN
             FOR v_burnt IN SELECT unnest(int8multirange(int8range(v_from, v_next)) - coalesce(range_agg(int8range(seq, seq, '[]')), '{}'))
                              FROM queen.messages WHERE partition_id = v_part AND seq >= v_from AND seq < v_next LOOP
                 INSERT INTO queen.removed_messages (partition_id, from_seq, to_seq, reason, removed_at)
                 VALUES (v_part, lower(v_burnt), upper(v_burnt) - 1, 'never stored', v_now);
             END LOOP;
         END IF;
-        IF current_setting('transaction_isolation') = 'read committed' THEN
+        IF current_setting('transaction_isolation') LIKE 'read %' THEN
             UPDATE queen.partition_consumers SET ready_at = v_now WHERE partition_id = v_part AND ready_at IS NULL;
         ELSE
             INSERT INTO queen.wakes (partition_id) VALUES (v_part);

@@ -141,6 +141,7 @@ CREATE TABLE queen.partition_consumers (
     last_lease_from  bigint,
     last_lease_to    bigint,
     last_answered    jsonb,
+    last_open        int8multirange,
     ready_at         timestamptz,
     last_consumed_at timestamptz,
     PRIMARY KEY (partition_id, group_id)
@@ -150,6 +151,7 @@ COMMENT ON COLUMN queen.partition_consumers.cursor_seq IS 'the last seq settled 
 COMMENT ON COLUMN queen.partition_consumers.acked IS 'what is settled above the cursor; null = nothing';
 COMMENT ON COLUMN queen.partition_consumers.answered IS 'seq -> status other than completed, under the live lease';
 COMMENT ON COLUMN queen.partition_consumers.attempts IS 'seq -> [count, retry moment in ms, last error]; only messages that failed';
+COMMENT ON COLUMN queen.partition_consumers.last_open IS 'what was not settled when the last lease ended; null = nothing';
 COMMENT ON COLUMN queen.partition_consumers.ready_at IS 'null = drained; else the moment from which it may be claimed';
 
 -- Fair order, lease expiry, next-visible timer and the skipping of drained partitions in one.
@@ -160,6 +162,7 @@ CREATE INDEX partition_consumers_lease ON queen.partition_consumers (lease_id) W
 CREATE TABLE queen.wakes (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     partition_id int NOT NULL,
+    new_queue    boolean NOT NULL DEFAULT false,
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
