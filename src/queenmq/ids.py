@@ -5,10 +5,9 @@ Pure but for one random start: no clock is read here. Invariant: `message_id` sp
 
 from __future__ import annotations
 
-import itertools
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 NO_LEASE = uuid.UUID(int=0)
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -23,14 +22,22 @@ def base36(number: int) -> str:
     return text or "0"
 
 
-def transaction_ids(wall_ms: int) -> Callable[[], str]:
-    """A maker of short ids that rise in time within this process, which keeps the index of transaction ids in order: the start's
+def transaction_ids(wall_ms: int) -> Callable[[int], list[str]]:
+    """A maker of so many short ids that rise in time within this process, which keeps the index of transaction ids in order: the start's
     moment, eight random digits, a counter of fixed width."""
     start = base36(wall_ms).rjust(9, "0")
     salt = base36(int.from_bytes(os.urandom(6), "big") % 36**8).rjust(8, "0")
-    counter: Iterator[int] = itertools.count(1 << 36)
-    step = counter.__next__
-    return lambda: f"{start}{salt}{step():x}"
+    prefix, following = start + salt, 1 << 36
+
+    def make(count: int) -> list[str]:
+        nonlocal following
+        first = following
+        following += count
+        if count == 1:
+            return [f"{prefix}{first:x}"]
+        return [f"{prefix}{number:x}" for number in range(first, first + count)]
+
+    return make
 
 
 def lease_id() -> uuid.UUID:

@@ -96,6 +96,7 @@ async def _listen(
         ws="none",
         lifespan="off",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         date_header=False,

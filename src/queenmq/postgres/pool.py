@@ -1,16 +1,17 @@
 """Connections to PostgreSQL and calls by name.
 
 Every session reads committed, gives up on a lock after 20 ms (a stuck row stops one partition, never the server), and commits for
-sure. A connection isn't reset between calls: nothing here leaves anything behind in a session. Never retries: who knows whether a call
-may be repeated is who makes it. Invariant: what escapes is a QueenError, or an asyncpg error that is a defect.
+sure. A connection isn't reset between calls (that costs a round trip): nothing here leaves anything behind in a session. Never retries:
+who knows whether a call may be repeated is who makes it. Invariant: what escapes is a QueenError, or an asyncpg error that is a defect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -19,13 +20,13 @@ from queenmq.errors import Busy, QueenError, Unavailable, from_sqlstate
 from queenmq.postgres.migrate import statement
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
-    Pool = asyncpg.Pool[asyncpg.Record]
+    Connection = asyncpg.Connection[asyncpg.Record]
 
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_MS = 20
 CALL_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
 
 
 class LostConnection(Unavailable):
@@ -42,6 +43,8 @@ _AWAY = (
 )
 _LOST = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, OSError)
 
+_STALE = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError, asyncpg.UndefinedFunctionError)
+
 
 def translate(error: BaseException) -> QueenError | None:
     """The one place where the database's errors become ours; None for what is a defect."""
@@ -53,6 +56,8 @@ def translate(error: BaseException) -> QueenError | None:
         return LostConnection("the connection to the database was lost")
     if isinstance(error, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.SerializationError)):
         return Busy("somebody holds a row that this call needs")
+    if isinstance(error, asyncpg.QueryCanceledError):
+        return Unavailable("the database cancelled the call: send again later")
     if isinstance(error, TimeoutError):
         return LostConnection("the database did not answer in time")
     if isinstance(error, asyncpg.DiskFullError):
@@ -60,10 +65,6 @@ def translate(error: BaseException) -> QueenError | None:
     if isinstance(error, asyncpg.PostgresError):
         return from_sqlstate(error.sqlstate, error.args[0] if error.args else str(error))
     return None
-
-
-async def _no_reset(connection: Any) -> None:
-    """The sessions keep nothing, so there is nothing to reset (the default costs a round trip a call)."""
 
 
 def _listening(heard: Callable[[str], None] | None) -> type[asyncpg.Connection[asyncpg.Record]]:
@@ -77,31 +78,38 @@ def _listening(heard: Callable[[str], None] | None) -> type[asyncpg.Connection[a
     return Connection
 
 
+class _Held:
+    """A connection with its prepared statements."""
+
+    __slots__ = ("connection", "prepared")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.prepared: dict[str, asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]] = {}
+
+    async def statement(self, name: str) -> asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]:
+        found = self.prepared.get(name)
+        if found is None:
+            found = self.prepared[name] = await self.connection.prepare(statement(name))
+        return found
+
+
 class Database:
-    """A pool whose calls are named statements of postgres/sql/queries."""
+    """Connections that run named statements of postgres/sql/queries. asyncpg's own pool costs as much as a small call does."""
 
     def __init__(self, dsn: str, size: int, *, on_warning: Callable[[str], None] | None = None) -> None:
         self._dsn = dsn
         self._size = size
-        self._pool: Pool | None = None
-        self._statements: dict[str, str] = {}
-        self._on_warning = on_warning
+        self._class = _listening(on_warning)
+        self._idle: list[_Held] = []
+        self._all: set[_Held] = set()
+        self._connecting = 0
+        self._waiters: deque[asyncio.Future[_Held | None]] = deque()
+        self._closed = False
 
     async def open(self) -> None:
-        """Connects, or raises Unavailable."""
-        try:
-            self._pool = await asyncpg.create_pool(
-                self._dsn,
-                min_size=min(4, self._size),
-                max_size=self._size,
-                max_inactive_connection_lifetime=0,
-                reset=_no_reset,
-                connection_class=_listening(self._on_warning),
-                init=self._prepare,
-                server_settings=self.session_settings(),
-            )
-        except (*_AWAY, *_LOST) as error:
-            raise Unavailable(f"the database can't be reached: {error}") from error
+        """Connects once, so that a database that is away is known at the start."""
+        self._release(await self._connect())
 
     @staticmethod
     def session_settings() -> dict[str, str]:
@@ -114,53 +122,107 @@ class Database:
             "plan_cache_mode": "force_generic_plan",
         }
 
-    async def _prepare(self, connection: Connection) -> None:
-        if await connection.fetchval(statement("synchronous_commit")) == "off":
-            await connection.execute(statement("commit_for_sure"))
+    async def _connect(self) -> _Held:
+        self._connecting += 1
+        try:
+            connection = await asyncpg.connect(
+                self._dsn, timeout=CONNECT_SECONDS, connection_class=self._class, server_settings=self.session_settings()
+            )
+            if await connection.fetchval(statement("synchronous_commit")) == "off":
+                await connection.execute(statement("commit_for_sure"))
+        except (*_AWAY, *_LOST, TimeoutError) as error:
+            raise Unavailable(f"the database can't be reached: {str(error) or type(error).__name__}") from error
+        finally:
+            self._connecting -= 1
+        held = _Held(connection)
+        self._all.add(held)
+        return held
+
+    async def _acquire(self) -> _Held:
+        while self._idle:
+            held = self._idle.pop()
+            if not held.connection.is_closed():
+                return held
+            self._all.discard(held)
+        if self._closed:
+            raise Unavailable("the server is stopping")
+        if len(self._all) + self._connecting < self._size:
+            return await self._connect()
+        waiter: asyncio.Future[_Held | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            got = await asyncio.wait_for(waiter, CALL_SECONDS)
+        except TimeoutError:
+            raise Unavailable("every connection to the database is busy: send again later") from None
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (lent := waiter.result()) is not None:
+                self._release(lent)
+            raise
+        return got if got is not None else await self._acquire()
+
+    def _release(self, held: _Held) -> None:
+        if held.connection.is_closed() or self._closed:
+            self._discard(held)
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(held)
+                return
+        self._idle.append(held)
+
+    def _discard(self, held: _Held) -> None:
+        """A connection that is of no more use; whoever waits may make a new one."""
+        self._all.discard(held)
+        if not held.connection.is_closed():
+            held.connection.terminate()
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     async def close(self) -> None:
-        """Waits for running calls a moment, then closes every connection."""
-        if self._pool is None:
-            return
-        try:
-            await asyncio.wait_for(self._pool.close(), 3)
-        except TimeoutError:
-            self._pool.terminate()
+        """Closes every connection; calls under way are cut off."""
+        self._closed = True
+        for held in list(self._all):
+            if held in self._idle:
+                with contextlib.suppress(Exception):
+                    await held.connection.close(timeout=1)
+            else:
+                held.connection.terminate()
+        self._all.clear()
+        self._idle.clear()
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for several statements."""
-        assert self._pool is not None, "open() comes first"
+    async def row(self, name: str, *args: object) -> asyncpg.Record:
+        """The one row of a named statement."""
+        return (await self.rows(name, *args))[0]
+
+    async def value(self, name: str, *args: object) -> Any:
+        """The first column of the first row; None where there is no row."""
+        found = await self.rows(name, *args)
+        return found[0][0] if found else None
+
+    async def rows(self, name: str, *args: object) -> list[asyncpg.Record]:
+        """All rows of a named statement."""
+        held = await self._acquire()
         try:
-            async with self._pool.acquire(timeout=CALL_SECONDS) as connection:
-                yield connection
-        except QueenError:
-            raise
-        except Exception as error:
+            prepared = held.prepared.get(name) or await held.statement(name)
+            found = await prepared.fetch(*args, timeout=CALL_SECONDS)
+        except asyncpg.PostgresError as error:
+            if isinstance(error, _STALE):
+                held.prepared.clear()
+            self._release(held)
             known = translate(error)
             if known is None:
                 raise
             raise known from error
-
-    async def row(self, name: str, *args: object) -> asyncpg.Record:
-        """The one row of a named statement."""
-        async with self.connection() as connection:
-            found = await connection.fetchrow(self._text(name), *args, timeout=CALL_SECONDS)
-            assert found is not None, name
-            return found
-
-    async def rows(self, name: str, *args: object) -> list[asyncpg.Record]:
-        """All rows of a named statement."""
-        async with self.connection() as connection:
-            return await connection.fetch(self._text(name), *args, timeout=CALL_SECONDS)
-
-    async def value(self, name: str, *args: object) -> Any:
-        """The first column of the first row; None where there is no row."""
-        async with self.connection() as connection:
-            return await connection.fetchval(self._text(name), *args, timeout=CALL_SECONDS)
-
-    def _text(self, name: str) -> str:
-        text = self._statements.get(name)
-        if text is None:
-            text = self._statements[name] = statement(name)
-        return text
+        except BaseException as error:
+            # Cancelled, timed out or broken in mid-call: what the session is doing now is not known.
+            self._discard(held)
+            known = translate(error)
+            if known is None:
+                raise
+            raise known from error
+        self._release(held)
+        return found

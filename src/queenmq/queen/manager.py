@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from queenmq.clock import Clock
 from queenmq.errors import BadRequest, Busy, QueueFull, Unavailable
-from queenmq.ids import id_parts, parse_lease, transaction_ids
+from queenmq.ids import parse_lease, transaction_ids
 from queenmq.messages import (
     ITEMS_MOST,
+    NAME_MOST,
     AckBatchBody,
     AckItem,
     AckOperation,
@@ -41,13 +41,15 @@ from queenmq.queen.ack_lane import AckUnit
 from queenmq.queen.directory import QUEUE_MODE, Directory
 from queenmq.queen.encryption import Sealer
 from queenmq.queen.popping import Popped, Popper, PopRequest
-from queenmq.queen.push_lane import PushUnit, Rare
+from queenmq.queen.push_lane import PushUnit, Rare, Ticket
 from queenmq.queen.sidecar import Sidecar
 from queenmq.queen.transaction_lane import TransactionAck, TransactionUnit
 from queenmq.queen.waits import Waits
+from queenmq.shared_state.partition_id_cache import PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig
 
 BACKLOG_SECONDS = 1.0
+DEFAULT = "Default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Manager:
         self._sealer = sealer
         self._salt = salt
         self._limits = limits
-        self._new_transaction = transaction_ids(int(clock.wall() * 1000))
+        self._new_transactions = transaction_ids(int(clock.wall() * 1000))
         self._backlogs: dict[int, tuple[float, int]] = {}
         self.sidecar = Sidecar(
             database,
@@ -89,43 +91,34 @@ class Manager:
 
     async def push(self, items: list[PushItem]) -> bytes:
         """Stores the items; the reply has one entry each, in order."""
-        if len(items) == 1:
-            return await self._push_one(items[0])
         if not items:
             return b"[]"
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"items: {len(items)} items, at most {ITEMS_MOST} a request are allowed: split it")
         places = self._by_partition(items)
-        await self._make(places)
-        prepared = [
-            await self._unit(queue, partition, [items[at] for at in at_all], at_all) for (queue, partition), at_all in places.items()
-        ]
-        self.sidecar.push.submit(prepared)
-        for unit in prepared:
-            await unit.future
-        failed = [unit.error for unit in prepared if unit.error is not None]
-        if len(failed) == len(prepared) or any(not isinstance(error, (Busy, Unavailable)) for error in failed):
+        ticket = Ticket(len(places))
+        units = await self._units(items, places, ticket)
+        self.sidecar.push.submit(units)
+        await ticket.future
+        failed = [unit.error for unit in units if unit.error is not None]
+        if failed and (len(failed) == len(units) or any(not isinstance(error, Unavailable) for error in failed)):
             raise failed[0]
-        whole = len(prepared) == 1
-        placed = zip(prepared, places.values(), strict=True)
-        return replies.push_reply([(unit, None if whole else at_all) for unit, at_all in placed], self._salt, len(items))
-
-    async def _push_one(self, item: PushItem) -> bytes:
-        queue = check_name(item.queue, "items[0].queue")
-        partition = "Default" if item.partition is None else check_name(item.partition, "items[0].partition")
-        unit = await self._unit(queue, partition, [item], None)
-        self.sidecar.push.submit((unit,))
-        await unit.future
-        if unit.error is not None:
-            raise unit.error
-        return replies.push_reply(((unit, None),), self._salt, 1)
+        return replies.push_reply(units, list(places.values()), self._salt, len(items))
 
     @staticmethod
     def _by_partition(items: list[PushItem]) -> dict[tuple[str, str], list[int]]:
         """The items' positions by queue and partition; every name is checked once."""
+        first = items[0]
+        queue, partition = first.queue, first.partition
+        for item in items:
+            if item.partition != partition or item.queue != queue:
+                break
+        else:
+            check_name(queue, "items[0].queue")
+            return {(queue, DEFAULT if partition is None else check_name(partition, "items[0].partition")): list(range(len(items)))}
         places: dict[tuple[str, str], list[int]] = {}
         for at, item in enumerate(items):
-            key = (item.queue, "Default" if item.partition is None else item.partition)
+            key = (item.queue, DEFAULT if item.partition is None else item.partition)
             place = places.get(key)
             if place is None:
                 check_name(key[0], f"items[{at}].queue")
@@ -135,51 +128,72 @@ class Manager:
                 place.append(at)
         return places
 
-    async def _make(self, names: Iterable[tuple[str, str]]) -> None:
-        """Partitions that this server hasn't met, all at once."""
-        unknown = [name for name in names if self.directory.partitions.get(*name) is None]
-        if len(unknown) > 1:
+    async def _units(self, items: list[PushItem], places: dict[tuple[str, str], list[int]], ticket: Ticket) -> list[PushUnit]:
+        """What one request stores in each partition: checked, named, sealed."""
+        if len(places) == 1:
+            columns = [self._columns(items, None)]
+        else:
+            columns = [self._columns([items[at] for at in place], place) for place in places.values()]
+        found = []
+        for (ref, config), (transactions, payloads, rare) in zip(await self._resolve(list(places)), columns, strict=True):
+            unit = PushUnit(ref, config, transactions, payloads, rare, ticket)
+            if config.encrypted:
+                self._seal(unit)
+            found.append(unit)
+        return found
+
+    async def _resolve(self, names: list[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]]:
+        """Partitions and options; asks the database only for what this server hasn't met."""
+        partitions, queues = self.directory.partitions, self.directory.queues
+        found: list[tuple[PartitionRef, QueueConfig]] = []
+        for _ in range(5):
+            found.clear()
+            unknown: list[tuple[str, str]] = []
+            for name in names:
+                ref, config = partitions.get(*name), queues.peek(name[0])
+                if ref is None or config is None:
+                    unknown.append(name)
+                else:
+                    found.append((ref, config))
+            if not unknown:
+                break
             await asyncio.gather(*(self.directory.make(*name) for name in unknown))
-
-    async def _unit(self, queue: str, partition: str, items: list[PushItem], places: list[int] | None) -> PushUnit:
-        """What one request stores in one partition: checked, named, sealed."""
-        transactions, payloads, rare = self._columns(items, places)
-        ref = self.directory.partitions.get(queue, partition) or await self.directory.make(queue, partition)
-        config = self.directory.queues.peek(queue) or await self._config(queue)
-        unit = PushUnit(ref, config, transactions, payloads, rare, asyncio.get_running_loop().create_future())
-        if config.max_size:
+            for queue in {queue for queue, _ in unknown}:
+                if queues.peek(queue) is None:
+                    queues.drop_name(queue)
+                    await queues.get(queue)
+        else:
+            raise Unavailable("the queue was deleted while this push was under way: send again")
+        for config in {config.id: config for _, config in found if config.max_size}.values():
             await self._refuse_full(config)
-        if config.encrypted:
-            self._seal(unit)
-        return unit
-
-    async def _config(self, queue: str) -> QueueConfig:
-        self.directory.queues.drop_name(queue)
-        config = await self.directory.queues.get(queue)
-        if config is None:
-            raise Unavailable(f"queue {queue} was deleted while this push was under way: send again")
-        return config
+        return found
 
     def _columns(self, items: list[PushItem], places: list[int] | None) -> tuple[list[str], list[str], Rare | None]:
-        transactions: list[str] = []
-        payloads: list[str] = []
-        rare: Rare | None = None
+        """Transaction ids, payloads and the rare columns; what is wrong is named by its place in the request."""
+        try:
+            payloads = [str(item.payload, "utf-8") for item in items]
+        except UnicodeDecodeError:
+            payloads = []
         most = self._limits.message_bytes
+        if not payloads or max(map(len, payloads)) * 4 > most:
+            for number, item in enumerate(items):
+                payload_text(item.payload, most, f"items[{places[number] if places else 0}].payload")
+        rare: Rare | None = None
+        given = 0
         for number, item in enumerate(items):
-            given = item.transactionId
-            if given is None:
-                transactions.append(self._new_transaction())
-            elif given and len(given) <= 255 and "\0" not in given:
-                transactions.append(given)
-            else:
-                check_name(given, f"items[{places[number] if places else 0}].transactionId")
-            try:
-                payloads.append(payload_text(item.payload, most, "payload"))
-            except Exception as error:
-                raise type(error)(f"items[{places[number] if places else 0}].{error}") from None
+            if item.transactionId is not None:
+                given += 1
             if item.traceId is not None or item.headers or item.delaySeconds:
                 rare = rare or Rare()
                 self._rare(rare, item, number, len(items), f"items[{places[number] if places else 0}]")
+        transactions = self._new_transactions(len(items))
+        if given:
+            for number, item in enumerate(items):
+                name = item.transactionId
+                if name is not None:
+                    if not 0 < len(name) <= NAME_MOST or "\0" in name:
+                        check_name(name, f"items[{places[number] if places else 0}].transactionId")
+                    transactions[number] = name
         return transactions, payloads, rare
 
     @staticmethod
@@ -313,9 +327,8 @@ class Manager:
             raise BadRequest("operations: must not be empty")
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"operations: {len(items)} items, at most {ITEMS_MOST} a transaction are allowed")
-        places = self._by_partition(items)
-        await self._make(places)
-        pushes = [await self._unit(q, p, [items[at] for at in at_all], at_all) for (q, p), at_all in places.items()]
+        places = self._by_partition(items) if items else {}
+        pushes = await self._units(items, places, Ticket(len(places))) if items else []
         acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
         leases = [lease for each in dict.fromkeys(body.requiredLeases) if (lease := parse_lease(each)) is not None]
         unit = TransactionUnit(pushes, acks, leases, loop.create_future())
@@ -324,16 +337,16 @@ class Manager:
         if not outcome.success:
             return f'{{"transactionId":"{uuid4()}","success":false,"results":[],"error":{replies.text(outcome.error)}}}'.encode()
         await self.directory.names(ack.partition for ack in acks)
-        pushed = {index: (push, at) for push, at_all in zip(pushes, places.values(), strict=True) for at, index in enumerate(at_all)}
+        entries = [""] * len(items)
+        for push, place in zip(pushes, places.values(), strict=True):
+            for at, entry in zip(place, replies.pushed(push, place, self._salt), strict=True):
+                entries[at] = entry
         results: list[str] = []
         item_at = ack_at = 0
         for operation in body.operations:
             if isinstance(operation, PushOperation):
-                for _ in operation.items:
-                    push, at = pushed[item_at]
-                    item_at += 1
-                    parts = id_parts(push.ref.id, self._salt)
-                    results.append('{"type":"push",' + replies.pushed(len(results), push, at, parts, replies.text(push.ref.queue))[1:])
+                results.extend('{"type":"push",' + entry[1:] for entry in entries[item_at : item_at + len(operation.items)])
+                item_at += len(operation.items)
             else:
                 ack, answer = acks[ack_at], outcome.acks[ack_at]
                 ack_at += 1

@@ -35,33 +35,26 @@ class Rare:
     delays: list[float | None] | None = None
 
 
+class Ticket:
+    """One request's wait for all of its parts."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, parts: int) -> None:
+        self.left = parts
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class PushUnit(Unit):
     """One request's items for one partition."""
 
     __slots__ = (
-        "_bytes",
-        "base",
-        "config",
-        "duplicates",
-        "error",
-        "future",
-        "key",
-        "payloads",
-        "rare",
-        "ref",
-        "seqs",
-        "transactions",
+        "_bytes", "_settled", "base", "config", "duplicates", "error", "key", "payloads", "rare", "ref", "seqs", "ticket", "transactions",
         "weight",
-    )
+    )  # fmt: skip
 
     def __init__(
-        self,
-        ref: PartitionRef,
-        config: QueueConfig,
-        transactions: list[str],
-        payloads: list[str],
-        rare: Rare | None,
-        future: asyncio.Future[None],
+        self, ref: PartitionRef, config: QueueConfig, transactions: list[str], payloads: list[str], rare: Rare | None, ticket: Ticket
     ) -> None:
         self.ref = ref
         self.key = ref.id
@@ -69,9 +62,10 @@ class PushUnit(Unit):
         self.transactions = transactions
         self.payloads = payloads
         self.rare = rare
-        self.future = future
+        self.ticket = ticket
         self.weight = len(transactions)
         self._bytes = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
+        self._settled = False
         self.base: int | None = None
         self.seqs: list[int] | None = None
         self.duplicates: list[bool] | None = None
@@ -83,11 +77,16 @@ class PushUnit(Unit):
 
     @property
     def done(self) -> bool:
-        return self.future.done()
+        return self._settled
 
     def settle(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+        if self._settled:
+            return
+        self._settled = True
+        ticket = self.ticket
+        ticket.left -= 1
+        if not ticket.left and not ticket.future.done():
+            ticket.future.set_result(None)
 
     def fail(self, error: QueenError) -> None:
         """The request decides what a part that wasn't stored means."""

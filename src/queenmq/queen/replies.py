@@ -29,44 +29,58 @@ def text(value: str | None) -> str:
     return "null" if value is None else _encode(value).decode()
 
 
+def flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
 def moment(value: datetime | None) -> str:
     """ISO 8601, UTC, milliseconds."""
     return "null" if value is None else f'"{value.isoformat(timespec="milliseconds")[:-6]}Z"'
 
 
-def pushed(index: int, unit: PushUnit, at: int, parts: tuple[str, str], queue: str) -> str:
-    """One item of a push's reply."""
+def texts(values: list[str]) -> list[str]:
+    """JSON strings without their quotes, all at once: within a JSON string a quote is always escaped, so `","` only stands between two."""
+    return _encode(values).decode()[2:-2].split('","') if values else []
+
+
+def pushed(unit: PushUnit, positions: Iterable[int], salt: int) -> list[str]:
+    """The entries of one partition's items in a push's reply."""
     ref = unit.ref
-    trace = unit.rare.traces[at] if unit.rare is not None and unit.rare.traces is not None else None
+    first, second = id_parts(ref.id, salt)
+    named = f'"partition_id":"{ref.id}","queueName":{text(ref.queue)},"status":"'
+    ids = texts(unit.transactions)
     if unit.error is not None:
-        return (
-            f'{{"index":{index},"message_id":null,"transaction_id":{text(unit.transactions[at])},"partition_id":"{ref.id}",'
-            f'"queueName":{queue},"status":"failed","trace_id":{text(trace)},"seq":null,"error":{text(str(unit.error))}}}'
-        )
-    if unit.seqs is None:
-        seq, status = (unit.base or 0) + at, "queued"
-    else:
-        seq = unit.seqs[at]
-        status = "duplicate" if unit.duplicates is not None and unit.duplicates[at] else "queued"
-    return (
-        f'{{"index":{index},"message_id":"{message_id(parts, seq)}","transaction_id":{text(unit.transactions[at])},"partition_id":"{ref.id}",'
-        f'"queueName":{queue},"status":"{status}","trace_id":{text(trace)},"seq":{seq}}}'
-    )
+        error = text(str(unit.error))
+        return [
+            f'{{"index":{index},"message_id":null,"transaction_id":"{name}",{named}failed","trace_id":null,"seq":null,"error":{error}}}'
+            for index, name in zip(positions, ids, strict=True)
+        ]
+    if unit.seqs is None and (unit.rare is None or unit.rare.traces is None):
+        base = unit.base or 0
+        first = f"{first}{base >> 48:04x}{second}"
+        named = f'",{named}queued","trace_id":null,"seq":'
+        return [
+            f'{{"index":{index},"message_id":"{first}{seq & 0xFFFFFFFFFFFF:012x}","transaction_id":"{name}{named}{seq}}}'
+            for index, name, seq in zip(positions, ids, range(base, base + len(ids)), strict=True)
+        ]
+    seqs = unit.seqs if unit.seqs is not None else list(range(unit.base or 0, (unit.base or 0) + len(ids)))
+    duplicates = unit.duplicates or [False] * len(ids)
+    traces = (unit.rare.traces if unit.rare is not None else None) or [None] * len(ids)
+    return [
+        f'{{"index":{index},"message_id":"{message_id((first, second), seq)}","transaction_id":"{name}",{named}'
+        f'{"duplicate" if duplicate else "queued"}","trace_id":{text(trace)},"seq":{seq}}}'
+        for index, name, seq, duplicate, trace in zip(positions, ids, seqs, duplicates, traces, strict=True)
+    ]
 
 
-def push_reply(units: Iterable[tuple[PushUnit, list[int] | None]], salt: int, count: int) -> bytes:
-    """A push's reply: the items in the order in which they were sent. Positions are None where a unit is the whole request."""
-    found: list[str] = [""] * count
-    for unit, positions in units:
-        parts = id_parts(unit.ref.id, salt)
-        queue = text(unit.ref.queue)
-        if positions is None:
-            if count == 1:
-                return f"[{pushed(0, unit, 0, parts, queue)}]".encode()
-            found = [pushed(at, unit, at, parts, queue) for at in range(count)]
-        else:
-            for at, index in enumerate(positions):
-                found[index] = pushed(index, unit, at, parts, queue)
+def push_reply(units: list[PushUnit], places: list[list[int]], salt: int, count: int) -> bytes:
+    """A push's reply: the items in the order in which they were sent; `places` are the units' positions in the request."""
+    if len(units) == 1:
+        return f"[{','.join(pushed(units[0], range(count), salt))}]".encode()
+    found = [""] * count
+    for unit, positions in zip(units, places, strict=True):
+        for index, entry in zip(positions, pushed(unit, positions, salt), strict=True):
+            found[index] = entry
     return f"[{','.join(found)}]".encode()
 
 
@@ -118,17 +132,16 @@ def ack_item(index: int, transaction: str, ref: PartitionRef | None, answer: Ans
     success, error, released, dead = answer
     queue, partition = (text(ref.queue), text(ref.name)) if ref is not None else ("null", "null")
     return (
-        f'{{"index":{index},"transactionId":{text(transaction)},"success":{"true" if success else "false"},"error":{text(error)},'
-        f'"queueName":{queue},"partitionName":{partition},"leaseReleased":{"true" if released else "false"},"dlq":{"true" if dead else "false"}}}'
+        f'{{"index":{index},"transactionId":{text(transaction)},"success":{flag(success)},"error":{text(error)},'
+        f'"queueName":{queue},"partitionName":{partition},"leaseReleased":{flag(released)},"dlq":{flag(dead)}}}'
     )
 
 
 def extend_reply(lease: str, new: datetime | None, old: datetime | None) -> bytes:
     """A lease's new end."""
     if new is None:
-        return (
-            f'[{{"index":0,"leaseId":{text(lease)},"success":false,"error":"Invalid or expired lease","expiresAt":null,"newExpiresAt":null}}]'
-        ).encode()
+        error = '"success":false,"error":"Invalid or expired lease","expiresAt":null,"newExpiresAt":null'
+        return f'[{{"index":0,"leaseId":{text(lease)},{error}}}]'.encode()
     return (
         f'[{{"index":0,"leaseId":{text(lease)},"success":true,"error":null,"expiresAt":{moment(old)},"newExpiresAt":{moment(new)}}}]'
     ).encode()
