@@ -238,3 +238,23 @@ async def plant(pg: Connection, name: str, *changes: str) -> None:
         assert old in text, f"{name}.sql no longer says {old!r}"
         text = text.replace(old, new)
     await pg.execute(text)
+
+
+async def stranded(pg: Connection) -> int:
+    """Groups that count a partition as drained although messages wait in it: nobody would ever deliver them."""
+    found = await pg.fetchval(
+        "SELECT count(*) FROM queen.partition_consumers c JOIN queen.partition_lookup l USING (partition_id)"
+        " WHERE c.ready_at IS NULL AND l.next_seq > greatest(c.cursor_seq + 1, l.first_seq)"
+    )
+    assert isinstance(found, int)
+    return found
+
+
+async def outbox(pg: Connection, queue: str, partition: str, transaction_id: str | None = None) -> uuid.UUID:
+    made = await pg.fetchval("SELECT queen.push($1, $2, '{}', $3)", queue, partition, transaction_id)
+    assert isinstance(made, uuid.UUID)
+    return made
+
+
+async def take_wakes(pg: Connection) -> int:
+    return int(await pg.fetchval("SELECT taken FROM queen.take_wakes()"))
