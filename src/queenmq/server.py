@@ -19,6 +19,7 @@ from queenmq.config import Settings
 from queenmq.errors import SetupError
 from queenmq.http.admin_routes import AdminRoutes
 from queenmq.http.app import App
+from queenmq.http.hot import HotProtocol
 from queenmq.http.protocol import QueenProtocol
 from queenmq.http.queue_routes import QueueRoutes
 from queenmq.metrics import Metrics
@@ -92,7 +93,7 @@ async def _listen(
     app = App(routes, admin.app, admin.paths.__contains__, origins=settings.cors_origins)
     config = uvicorn.Config(
         app,
-        http=QueenProtocol,
+        http=HotProtocol.with_routes(routes) if not settings.cors_origins else QueenProtocol,
         ws="none",
         lifespan="off",
         access_log=False,

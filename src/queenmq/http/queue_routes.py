@@ -22,6 +22,7 @@ from queenmq.messages import (
     ConfigureBody,
     ExtendBody,
     PushBody,
+    PushItem,
     TransactionBody,
     check_name,
     decode,
@@ -41,8 +42,8 @@ class QueueRoutes:
     """One server's hot routes."""
 
     def __init__(self, manager: Manager, *, max_body: int, default_mode: str) -> None:
-        self._manager = manager
-        self._max_body = max_body
+        self.manager = manager
+        self.max_body = max_body
         self._default_mode = MODES[default_mode]
         self._push = msgspec.json.Decoder(PushBody)
         self._ack = msgspec.json.Decoder(AckItem)
@@ -64,34 +65,37 @@ class QueueRoutes:
         }
 
     async def push(self, request: Request) -> None:
-        body = decode(self._push, await request.body(self._max_body))
-        await request.reply(201, await self._manager.push(body.items))
+        items = self.decode_push(await request.body(self.max_body))
+        await request.reply(201, await self.manager.push(items))
+
+    def decode_push(self, body: bytes) -> list[PushItem]:
+        return decode(self._push, body).items
 
     async def ack(self, request: Request) -> None:
-        body = decode(self._ack, await request.body(self._max_body))
-        await request.reply(200, await self._manager.ack(body))
+        body = decode(self._ack, await request.body(self.max_body))
+        await request.reply(200, await self.manager.ack(body))
 
     async def ack_batch(self, request: Request) -> None:
-        body = decode(self._ack_batch, await request.body(self._max_body))
-        await request.reply(200, await self._manager.ack_batch(body))
+        body = decode(self._ack_batch, await request.body(self.max_body))
+        await request.reply(200, await self.manager.ack_batch(body))
 
     async def transaction(self, request: Request) -> None:
-        body = decode(self._transaction, await request.body(self._max_body))
-        await request.reply(200, await self._manager.transaction(body))
+        body = decode(self._transaction, await request.body(self.max_body))
+        await request.reply(200, await self.manager.transaction(body))
 
     async def configure(self, request: Request) -> None:
-        body = decode(self._configure, await request.body(self._max_body))
-        await request.reply(200, await self._manager.configure(body))
+        body = decode(self._configure, await request.body(self.max_body))
+        await request.reply(200, await self.manager.configure(body))
 
     async def extend(self, request: Request) -> None:
         segments = request.segments()
         if len(segments) != 5 or segments[4] != "extend":
             raise NotFound(f"no such route: {request.method} {request.path}")
-        raw = await request.body(self._max_body)
+        raw = await request.body(self.max_body)
         seconds = decode(self._extend, raw).seconds if raw.strip() else 60
         if not 1 <= seconds <= SECONDS_MOST:
             raise BadRequest(f"seconds: must be a whole number from 1 to {SECONDS_MOST}")
-        await request.reply(200, await self._manager.extend(segments[3], seconds))
+        await request.reply(200, await self.manager.extend(segments[3], seconds))
 
     async def pop(self, request: Request) -> None:
         wanted = self._pop_request(request)
@@ -100,7 +104,7 @@ class QueueRoutes:
         if exchange is not None and task is not None:
             exchange.on_lost(task.cancel)
         try:
-            popped = await self._manager.pop(wanted)
+            popped = await self.manager.pop(wanted)
         except asyncio.CancelledError:
             if exchange is not None and exchange.lost:
                 return
@@ -118,12 +122,12 @@ class QueueRoutes:
             sent = await request.reply(200, popped.body)
             written = sent and (exchange is None or await exchange.written())
         except BaseException:
-            self._manager.undelivered(popped)
+            self.manager.undelivered(popped)
             raise
         if written:
-            self._manager.delivered(popped)
+            self.manager.delivered(popped)
         else:
-            self._manager.undelivered(popped)
+            self.manager.undelivered(popped)
 
     def _pop_request(self, request: Request) -> PopRequest:
         segments = request.segments()

@@ -47,11 +47,11 @@ class Request:
             whole = self.exchange.body()
             if whole is not None:
                 if len(whole) > most:
-                    raise _too_large(most)
+                    raise too_large(most)
                 return whole
         for name, value in self.scope["headers"]:
             if name == b"content-length" and int(value) > most:
-                raise _too_large(most)
+                raise too_large(most)
         parts: list[bytes] = []
         size = 0
         while True:
@@ -61,7 +61,7 @@ class Request:
             part = message.get("body", b"")
             size += len(part)
             if size > most:
-                raise _too_large(most)
+                raise too_large(most)
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
@@ -87,10 +87,10 @@ class Request:
     async def reply(self, status: int, body: bytes) -> bool:
         """Answers in JSON; False when the client is gone already."""
         if self.exchange is not None:
-            head = NO_CONTENT if status == 204 else b"%b%d\r\n" % (_HEADS[status], len(body))
+            start = head(status, len(body))
             for name, value in self.extra:
-                head += b"%b: %b\r\n" % (name, value)
-            return self.exchange.reply(head, b"" if self.method == "HEAD" else body)
+                start += b"%b: %b\r\n" % (name, value)
+            return self.exchange.reply(start, b"" if self.method == "HEAD" else body)
         headers = [*self.extra]
         if status != 204:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -99,17 +99,28 @@ class Request:
         return True
 
     async def refuse(self, error: QueenError) -> None:
-        """An error as clients read it. `nothingDone`: it may be sent again safely."""
-        told: dict[str, object] = {"error": str(error), "code": error.code}
+        """An error as clients read it."""
         if error.retry_after is not None:
             self.extra.append((b"retry-after", b"%d" % error.retry_after))
-        if error.status in (429, 503) and not isinstance(error, LostConnection):
-            told["nothingDone"] = True
         if isinstance(error, TooLarge) and self.exchange is not None:
             # What follows of the body is not read: the connection can't be used any further.
             self.exchange.last()
-        await self.reply(error.status, msgspec.json.encode(told))
+        await self.reply(error.status, error_body(error))
 
 
-def _too_large(most: int) -> TooLarge:
+def head(status: int, size: int) -> bytes:
+    """Status line and headers of a reply, without the last blank line."""
+    return NO_CONTENT if status == 204 else b"%b%d\r\n" % (_HEADS[status], size)
+
+
+def error_body(error: QueenError) -> bytes:
+    """An error as clients read it. `nothingDone`: it may be sent again safely."""
+    told: dict[str, object] = {"error": str(error), "code": error.code}
+    if error.status in (429, 503) and not isinstance(error, LostConnection):
+        told["nothingDone"] = True
+    return msgspec.json.encode(told)
+
+
+def too_large(most: int) -> TooLarge:
+    """What a body over the limit is answered with."""
     return TooLarge(f"body: more than {most} bytes (QUEEN_MAX_BODY_MB): send it in several requests")

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 DEADLINE_SECONDS = 10.0
 ASIDE_FIRST = 0.004
 ASIDE_MOST = 0.05
+# A second call leaves beside the first only with so much to carry, or when the first takes long: a call costs what many items cost.
+SECOND_WEIGHT = 256
+SECOND_SECONDS = 0.005
 
 
 class Unit(ABC):
@@ -70,6 +73,8 @@ class Lane(ABC, Generic[U]):
         self._queue: deque[U] = deque()
         self.flying = 0
         self._scheduled = False
+        self._departed = float("-inf")
+        self._later: asyncio.TimerHandle | None = None
         self._closed = False
         self._aside: list[U] = []
         self._aside_task: asyncio.Task[None] | None = None
@@ -125,15 +130,35 @@ class Lane(ABC, Generic[U]):
     def landed(self, units: list[U]) -> None:
         """The batch's call is over (set-aside units excepted: they still count as under way)."""
 
+    def _may_leave(self) -> bool:
+        """Whether another call may leave now."""
+        if not self.flying:
+            return True
+        if self.flying >= self.width:
+            return False
+        if self.waiting_units >= SECOND_WEIGHT:
+            return True
+        left = self._departed + SECOND_SECONDS - self.clock.monotonic()
+        if left <= 0:
+            return True
+        if self._later is None and self.waiting_units:
+            self._later = asyncio.get_running_loop().call_later(left, self._flush_late)
+        return False
+
+    def _flush_late(self) -> None:
+        self._later = None
+        self._flush()
+
     def _flush(self) -> None:
         self._scheduled = False
-        while self.flying < self.width:
+        while self._may_leave():
             batch = self.take()
             if not batch:
                 return
             self.waiting_units -= sum(unit.weight for unit in batch)
             self.waiting_bytes -= sum(unit.bytes for unit in batch)
             self.flying += 1
+            self._departed = self.clock.monotonic()
             task = asyncio.create_task(self._fly(batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from queenmq.clock import Clock
-from queenmq.errors import BadRequest, Busy, QueueFull, Unavailable
+from queenmq.errors import BadRequest, Busy, QueenError, QueueFull, Unavailable
 from queenmq.ids import parse_lease, transaction_ids
 from queenmq.messages import (
     ITEMS_MOST,
@@ -47,6 +49,8 @@ from queenmq.queen.transaction_lane import TransactionAck, TransactionUnit
 from queenmq.queen.waits import Waits
 from queenmq.shared_state.partition_id_cache import PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig
+
+log = logging.getLogger(__name__)
 
 BACKLOG_SECONDS = 1.0
 DEFAULT = "Default"
@@ -96,14 +100,43 @@ class Manager:
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"items: {len(items)} items, at most {ITEMS_MOST} a request are allowed: split it")
         places = self._by_partition(items)
-        ticket = Ticket(len(places))
+        ticket, done = Ticket.awaited(len(places))
         units = await self._units(items, places, ticket)
         self.sidecar.push.submit(units)
-        await ticket.future
+        await done
+        return self._pushed(units, places, len(items))
+
+    def push_soon(self, items: list[PushItem], call: Callable[[bytes | QueenError], None]) -> bool:
+        """The same without waiting for anything, when nothing has to be asked first: `call` is given the reply later. False: it was not
+        begun, use `push`."""
+        if not 0 < len(items) <= ITEMS_MOST:
+            return False
+        places = self._by_partition(items)
+        known = self._known(places)
+        if known is None or any(config.max_size for _, config in known):
+            return False
+
+        def settled() -> None:
+            try:
+                call(self._pushed(units, places, len(items)))
+            except QueenError as error:
+                call(error)
+            except Exception as error:
+                # Whatever goes wrong with one reply is nothing to the others of the same call.
+                log.exception("a push's reply failed")
+                call(QueenError(f"internal error: {type(error).__name__}; the server's log says more"))
+
+        ticket = Ticket(len(places), settled)
+        units = self._prepare(items, places, known, ticket)
+        self.sidecar.push.submit(units)
+        return True
+
+    def _pushed(self, units: list[PushUnit], places: dict[tuple[str, str], list[int]], count: int) -> bytes:
+        """The reply; raises when nothing was stored, or for a reason that the client can mend."""
         failed = [unit.error for unit in units if unit.error is not None]
         if failed and (len(failed) == len(units) or any(not isinstance(error, Unavailable) for error in failed)):
             raise failed[0]
-        return replies.push_reply(units, list(places.values()), self._salt, len(items))
+        return replies.push_reply(units, list(places.values()), self._salt, count)
 
     @staticmethod
     def _by_partition(items: list[PushItem]) -> dict[tuple[str, str], list[int]]:
@@ -129,13 +162,33 @@ class Manager:
         return places
 
     async def _units(self, items: list[PushItem], places: dict[tuple[str, str], list[int]], ticket: Ticket) -> list[PushUnit]:
-        """What one request stores in each partition: checked, named, sealed."""
+        """What one request stores in each partition, asking the database for names and options that this server hasn't met."""
+        known = self._known(places) or await self._resolve(list(places))
+        for config in {config.id: config for _, config in known if config.max_size}.values():
+            await self._refuse_full(config)
+        return self._prepare(items, places, known, ticket)
+
+    def _known(self, names: Iterable[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]] | None:
+        """Partitions and options, when this server has met them all."""
+        partitions, queues = self.directory.partitions, self.directory.queues
+        found = []
+        for name in names:
+            ref, config = partitions.get(*name), queues.peek(name[0])
+            if ref is None or config is None:
+                return None
+            found.append((ref, config))
+        return found
+
+    def _prepare(
+        self, items: list[PushItem], places: dict[tuple[str, str], list[int]], known: list[tuple[PartitionRef, QueueConfig]], ticket: Ticket
+    ) -> list[PushUnit]:
+        """Checked, named, sealed."""
         if len(places) == 1:
             columns = [self._columns(items, None)]
         else:
             columns = [self._columns([items[at] for at in place], place) for place in places.values()]
         found = []
-        for (ref, config), (transactions, payloads, rare) in zip(await self._resolve(list(places)), columns, strict=True):
+        for (ref, config), (transactions, payloads, rare) in zip(known, columns, strict=True):
             unit = PushUnit(ref, config, transactions, payloads, rare, ticket)
             if config.encrypted:
                 self._seal(unit)
@@ -143,30 +196,18 @@ class Manager:
         return found
 
     async def _resolve(self, names: list[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]]:
-        """Partitions and options; asks the database only for what this server hasn't met."""
-        partitions, queues = self.directory.partitions, self.directory.queues
-        found: list[tuple[PartitionRef, QueueConfig]] = []
+        """The same, made or asked for where they aren't known."""
+        queues = self.directory.queues
         for _ in range(5):
-            found.clear()
-            unknown: list[tuple[str, str]] = []
-            for name in names:
-                ref, config = partitions.get(*name), queues.peek(name[0])
-                if ref is None or config is None:
-                    unknown.append(name)
-                else:
-                    found.append((ref, config))
-            if not unknown:
-                break
-            await asyncio.gather(*(self.directory.make(*name) for name in unknown))
-            for queue in {queue for queue, _ in unknown}:
+            await asyncio.gather(*(self.directory.make(*name) for name in names))
+            for queue in {queue for queue, _ in names}:
                 if queues.peek(queue) is None:
                     queues.drop_name(queue)
                     await queues.get(queue)
-        else:
-            raise Unavailable("the queue was deleted while this push was under way: send again")
-        for config in {config.id: config for _, config in found if config.max_size}.values():
-            await self._refuse_full(config)
-        return found
+            known = self._known(names)
+            if known is not None:
+                return known
+        raise Unavailable("the queue was deleted while this push was under way: send again")
 
     def _columns(self, items: list[PushItem], places: list[int] | None) -> tuple[list[str], list[str], Rare | None]:
         """Transaction ids, payloads and the rare columns; what is wrong is named by its place in the request."""
@@ -328,7 +369,7 @@ class Manager:
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"operations: {len(items)} items, at most {ITEMS_MOST} a transaction are allowed")
         places = self._by_partition(items) if items else {}
-        pushes = await self._units(items, places, Ticket(len(places))) if items else []
+        pushes = await self._units(items, places, Ticket(0, lambda: None)) if items else []
         acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
         leases = [lease for each in dict.fromkeys(body.requiredLeases) if (lease := parse_lease(each)) is not None]
         unit = TransactionUnit(pushes, acks, leases, loop.create_future())

@@ -36,13 +36,19 @@ class Rare:
 
 
 class Ticket:
-    """One request's wait for all of its parts."""
+    """One request's wait for all of its parts: called once, when the last one is settled."""
 
-    __slots__ = ("future", "left")
+    __slots__ = ("call", "left")
 
-    def __init__(self, parts: int) -> None:
+    def __init__(self, parts: int, call: Callable[[], None]) -> None:
         self.left = parts
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call = call
+
+    @classmethod
+    def awaited(cls, parts: int) -> tuple[Ticket, asyncio.Future[None]]:
+        """One that sets a future."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return cls(parts, lambda: None if future.done() else future.set_result(None)), future
 
 
 class PushUnit(Unit):
@@ -85,8 +91,8 @@ class PushUnit(Unit):
         self._settled = True
         ticket = self.ticket
         ticket.left -= 1
-        if not ticket.left and not ticket.future.done():
-            ticket.future.set_result(None)
+        if not ticket.left:
+            ticket.call()
 
     def fail(self, error: QueenError) -> None:
         """The request decides what a part that wasn't stored means."""
