@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-
 from tests.sql.support import Connection, ack_all, drain, group, named, outbox, partitions, pop, push, stranded, take_wakes, until_blocked
 
 if TYPE_CHECKING:
