@@ -13,14 +13,13 @@ BEGIN
           FROM (SELECT partition_id, next_seq, last_message_created_at FROM queen.partition_lookup
                  WHERE partition_id = ANY (p_partitions) ORDER BY partition_id FOR NO KEY UPDATE) l;
     ELSE
-        SELECT array_agg(l.partition_id), array_agg(l.next_seq ORDER BY u.ord), array_agg(l.last_message_created_at ORDER BY u.ord)
-          INTO v_got, bases, created
+        SELECT array_agg(l.next_seq ORDER BY u.ord), array_agg(l.last_message_created_at ORDER BY u.ord)
+          INTO bases, created
           FROM unnest(p_partitions) WITH ORDINALITY u(partition_id, ord)
           LEFT JOIN (SELECT partition_id, next_seq, last_message_created_at FROM queen.partition_lookup
                       WHERE partition_id = ANY (p_partitions) ORDER BY partition_id FOR NO KEY UPDATE SKIP LOCKED) l USING (partition_id);
-        v_got := array_remove(v_got, NULL);
     END IF;
-    IF v_got IS NOT DISTINCT FROM p_partitions THEN
+    IF NOT p_skip AND v_got IS NOT DISTINCT FROM p_partitions THEN
         RETURN;
     END IF;
     IF EXISTS (SELECT FROM (SELECT p, lag(p) OVER (ORDER BY ord) AS before FROM unnest(p_partitions) WITH ORDINALITY u(p, ord)) s
