@@ -201,11 +201,11 @@ def children(pid: int) -> list[int]:
     while todo:
         current = todo.pop()
         found.append(current)
-        for task in Path(f"/proc/{current}/task").glob("*/children"):
-            try:
+        try:
+            for task in Path(f"/proc/{current}/task").glob("*/children"):
                 todo.extend(int(child) for child in task.read_text().split())
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+        except (FileNotFoundError, ProcessLookupError):
+            continue
     return found
 
 
