@@ -1,1 +1,1 @@
-UPDATE queen_test.clock SET stopped = clock_timestamp(), ahead = '0'
+UPDATE queen_test.clock SET stopped = date_trunc('second', clock_timestamp()), ahead = '0'
