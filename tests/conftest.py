@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
@@ -81,10 +82,33 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def stopped_home() -> Iterator[Path]:
+    """A home whose database was made and migrated and stands still: copied in a tenth of the time that making it takes."""
+    from queenmq.postgres.migrate import migrate
+
+    home = Path(tempfile.mkdtemp(prefix="qmq-"))
+    home.chmod(0o711)
+    server = EmbeddedPostgres(home, options=FAST)
+    try:
+        run_now(migrate(run_now(server.start())))
+    finally:
+        run_now(server.stop())
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
 @pytest.fixture
-async def durable_postgres(home_dir: Path) -> AsyncIterator[EmbeddedPostgres]:
+def made_home(home_dir: Path, stopped_home: Path) -> Path:
+    """A home of the test's own with a migrated database in it that nobody runs."""
+    subprocess.run(["cp", "-a", str(stopped_home / "postgres"), str(home_dir / "postgres")], check=True)
+    return home_dir
+
+
+@pytest.fixture
+async def durable_postgres(made_home: Path) -> AsyncIterator[EmbeddedPostgres]:
     """A PostgreSQL of the test's own with fsync on: to be killed."""
-    server = EmbeddedPostgres(home_dir)
+    server = EmbeddedPostgres(made_home)
     await server.start()
     yield server
     await server.stop()

@@ -94,10 +94,10 @@ async def test_up_says_where_it_serves_and_how_to_begin(home_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_stops_everything_within_five_seconds_also_under_long_polls(home_dir: Path, sign: signal.Signals) -> None:
-    async with up(home_dir) as server:
+async def test_a_signal_stops_everything_within_five_seconds_also_under_long_polls(made_home: Path, sign: signal.Signals) -> None:
+    async with up(made_home) as server:
         waiting = asyncio.create_task(queenmq("pop", "nothing", "--wait", "30", "--url", server.url))
-        connection = await asyncpg.connect(EmbeddedPostgres.running_dsn(home_dir))
+        connection = await asyncpg.connect(EmbeddedPostgres.running_dsn(made_home))
         loop = asyncio.get_running_loop()
         began = loop.time()
         server.process.send_signal(sign)
@@ -107,23 +107,23 @@ async def test_a_signal_stops_everything_within_five_seconds_also_under_long_pol
         connection.terminate()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    assert not [log for log in (home_dir / "up.log").read_text().splitlines() if "Traceback" in log]
+    assert not [log for log in (made_home / "up.log").read_text().splitlines() if "Traceback" in log]
 
 
-async def test_after_kill_nine_the_next_start_has_every_message(home_dir: Path) -> None:
+async def test_after_kill_nine_the_next_start_has_every_message(made_home: Path) -> None:
     for round_ in range(3):
-        async with up(home_dir) as server:
+        async with up(made_home) as server:
             said = await queenmq("push", "orders", f'{{"round":{round_}}}', "--json", "--url", server.url)
             assert said.json["status"] == "queued"
             server.process.kill()
             await server.process.wait()
-    async with up(home_dir) as server:
+    async with up(made_home) as server:
         said = await queenmq("pop", "orders", "--batch", "10", "--json", "--url", server.url)
         assert [message["data"] for message in said.lines] == [{"round": 0}, {"round": 1}, {"round": 2}]
 
 
-async def test_a_killed_postgres_comes_back_below_a_running_server(home_dir: Path) -> None:
-    async with up(home_dir) as server:
+async def test_a_killed_postgres_comes_back_below_a_running_server(made_home: Path) -> None:
+    async with up(made_home) as server:
         await queenmq("push", "orders", "1", "--url", server.url)
         os.kill(server.postmaster, signal.SIGKILL)
         await until(lambda: not alive(server.postmaster))
@@ -136,16 +136,16 @@ async def test_a_killed_postgres_comes_back_below_a_running_server(home_dir: Pat
         assert server.process.returncode is None
 
 
-async def test_a_second_start_on_the_same_directory_is_told_so(home_dir: Path) -> None:
-    async with up(home_dir) as server:
-        said = await queenmq("up", "--data", str(home_dir), "--port", str(free_port()))
+async def test_a_second_start_on_the_same_directory_is_told_so(made_home: Path) -> None:
+    async with up(made_home) as server:
+        said = await queenmq("up", "--data", str(made_home), "--port", str(free_port()))
         assert said.code == 1
-        assert f"another QueenMQ server (process {server.process.pid}) already serves from {home_dir}" in said.err
+        assert f"another QueenMQ server (process {server.process.pid}) already serves from {made_home}" in said.err
         assert alive(server.postmaster)
 
 
-async def test_push_pop_and_tail_pass_payloads_on_as_they_are(home_dir: Path) -> None:
-    async with up(home_dir) as server:
+async def test_push_pop_and_tail_pass_payloads_on_as_they_are(made_home: Path) -> None:
+    async with up(made_home) as server:
         url = {"QUEENMQ_URL": server.url}
         words = ['{"b": 1,  "a": 1.0}', '"é"', "null"]
         pushed = await queenmq("push", "orders", *words, "--partition", "p", "--json", **url)
@@ -161,42 +161,42 @@ async def test_push_pop_and_tail_pass_payloads_on_as_they_are(home_dir: Path) ->
         assert (nothing.code, nothing.out, nothing.err) == (3, "", "nothing to pop in orders\n")
 
 
-async def test_pushed_lines_come_out_in_order_and_are_acknowledged(home_dir: Path) -> None:
-    async with up(home_dir) as server:
+async def test_pushed_lines_come_out_in_order_and_are_acknowledged(made_home: Path) -> None:
+    async with up(made_home) as server:
         url = {"QUEENMQ_URL": server.url}
         lines = "".join(f"{number}\n" for number in range(1200))
         assert "… 1200 messages" in (await queenmq("push", "orders", stdin=lines, **url)).out
         popped = await queenmq("pop", "orders", "--batch", "2000", "--json", **url)
         assert [message["data"] for message in popped.lines] == list(range(1200))
         assert (await queenmq("pop", "orders", **url)).code == 3
-        (row,) = (await queenmq("queues", "--json", "--data", str(home_dir))).json
+        (row,) = (await queenmq("queues", "--json", "--data", str(made_home))).json
         assert (row["name"], row["waiting"], row["stored"]) == ("orders", 0, 1200)
-        assert (await queenmq("resync", "--json", "--data", str(home_dir))).json["stale_lookups"] == 0
-        doctor = await queenmq("doctor", "--json", QUEENMQ_HOME=str(home_dir), PORT=server.url.rpartition(":")[2])
+        assert (await queenmq("resync", "--json", "--data", str(made_home))).json["stale_lookups"] == 0
+        doctor = await queenmq("doctor", "--json", QUEENMQ_HOME=str(made_home), PORT=server.url.rpartition(":")[2])
         assert doctor.json["healthy"], doctor.out
         assert {finding["check"] for finding in doctor.json["findings"]} >= {"durable", "schema"}
 
 
-async def test_demo_starts_a_server_shows_the_queue_and_stops_all(home_dir: Path) -> None:
+async def test_demo_starts_a_server_shows_the_queue_and_stops_all(made_home: Path) -> None:
     port = {"PORT": str(free_port())}
     for _ in range(2):
-        said = await queenmq("demo", "--data", str(home_dir), "--json", **port)
+        said = await queenmq("demo", "--data", str(made_home), "--json", **port)
         assert said.code == 0, said.err
         assert said.json == {"pushed": 12, "repeated": "duplicate", "popped": 12, "in_order": True, "left": 0}
-        assert EmbeddedPostgres.running_dsn(home_dir) is None
-    plain = await queenmq("demo", "--data", str(home_dir), **port)
+        assert EmbeddedPostgres.running_dsn(made_home) is None
+    plain = await queenmq("demo", "--data", str(made_home), **port)
     assert "12 delivered, in order within each partition: yes" in plain.out
     assert "\x1b" not in plain.out
 
 
-async def test_demo_uses_the_server_that_runs_and_leaves_it_running(home_dir: Path) -> None:
-    async with up(home_dir) as server:
+async def test_demo_uses_the_server_that_runs_and_leaves_it_running(made_home: Path) -> None:
+    async with up(made_home) as server:
         said = await queenmq("demo", "--json", "--url", server.url)
         assert said.json["popped"] == 12
         assert server.process.returncode is None
 
 
-async def test_bench_measures_push_and_pop(home_dir: Path) -> None:
-    async with up(home_dir) as server:
+async def test_bench_measures_push_and_pop(made_home: Path) -> None:
+    async with up(made_home) as server:
         said = await queenmq("bench", "--messages", "500", "--batch", "50", "--connections", "4", "--json", "--url", server.url)
         assert [(phase["phase"], phase["messages"]) for phase in said.json["phases"]] == [("push", 500), ("pop+ack", 500)]

@@ -82,8 +82,8 @@ async def test_it_never_runs_as_root_and_only_its_user_enters_the_data(durable_p
     assert durable_postgres.data.stat().st_mode & 0o777 == 0o700
 
 
-async def test_stop_leaves_nothing_running_and_start_finds_what_was_stored(home_dir: Path) -> None:
-    server = EmbeddedPostgres(home_dir)
+async def test_stop_leaves_nothing_running_and_start_finds_what_was_stored(made_home: Path) -> None:
+    server = EmbeddedPostgres(made_home)
     dsn = await server.start()
     connection = await asyncpg.connect(dsn)
     await connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -122,17 +122,17 @@ async def _start_elsewhere(home: Path) -> tuple[asyncio.subprocess.Process, int]
     return process, int(await asyncio.wait_for(process.stdout.readline(), 30))
 
 
-async def test_a_killed_server_takes_its_postgres_along(home_dir: Path) -> None:
-    process, pid = await _start_elsewhere(home_dir)
+async def test_a_killed_server_takes_its_postgres_along(made_home: Path) -> None:
+    process, pid = await _start_elsewhere(made_home)
     process.kill()
     await process.wait()
     await _until(lambda: not _alive(pid))
 
 
-async def test_a_postgres_that_outlived_its_server_is_replaced(home_dir: Path) -> None:
-    process, pid = await _start_elsewhere(home_dir)
-    assert EmbeddedPostgres.running_dsn(home_dir) is not None
-    server = EmbeddedPostgres(home_dir)
+async def test_a_postgres_that_outlived_its_server_is_replaced(made_home: Path) -> None:
+    process, pid = await _start_elsewhere(made_home)
+    assert EmbeddedPostgres.running_dsn(made_home) is not None
+    server = EmbeddedPostgres(made_home)
     try:
         assert await _ask(await server.start(), "SELECT 1") == 1
         assert not _alive(pid)
@@ -141,11 +141,11 @@ async def test_a_postgres_that_outlived_its_server_is_replaced(home_dir: Path) -
         await server.stop()
         process.kill()
         await process.wait()
-    assert EmbeddedPostgres.running_dsn(home_dir) is None
+    assert EmbeddedPostgres.running_dsn(made_home) is None
 
 
-async def test_a_pid_file_that_names_a_stranger_doesnt_keep_it_from_starting(home_dir: Path) -> None:
-    server = EmbeddedPostgres(home_dir)
+async def test_a_pid_file_that_names_a_stranger_doesnt_keep_it_from_starting(made_home: Path) -> None:
+    server = EmbeddedPostgres(made_home)
     await server.start()
     lines = (server.data / "postmaster.pid").read_text().splitlines()
     await server.stop()

@@ -105,8 +105,8 @@ class Settings:
     log_format: str = _row(SERVER, "LOG_FORMAT", "logfmt", "How a log line is written.", choices=("logfmt", "json"))
     server_id: str = _row(SERVER, "QUEEN_SERVER_ID", "", "This server's name among several.", shown="host name:port")
     advertised_url: str = _row(SERVER, "QUEEN_ADVERTISED_URL", "",
-        "Where other servers and clients reach this one.",
-        check=http_address, allowed="an address like http://queue-1:6632", effect="later")
+        "Where other servers and clients reach this one; recorded in `queen.servers`.",
+        check=http_address, allowed="an address like http://queue-1:6632")
     cors_origins: tuple[str, ...] = _row(SERVER, "QUEEN_CORS_ORIGINS", (),
         "Origins that a browser may call from, separated by commas; `*` for all. None: CORS is off.")
 

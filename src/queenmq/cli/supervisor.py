@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from queenmq.server import ServerInfo
 
 SERVER_STOP_SECONDS = 2.5
+SPARE_CONNECTIONS = 40  # for psql, other commands and the users of SQL
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ async def database(settings: Settings) -> AsyncIterator[str]:
         refuse_unfit(await facts(named), named)
         yield named
         return
-    embedded = EmbeddedPostgres(settings.home)
+    embedded = EmbeddedPostgres(settings.home, options={"max_connections": str(max(100, settings.db_pool_size + SPARE_CONNECTIONS))})
     watching: asyncio.Task[None] | None = None
     try:
         dsn = await embedded.start()
