@@ -5,6 +5,7 @@ Uses queues of its own name only. Invariant: what it started is stopped; what wa
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -110,7 +111,7 @@ class _Show:
 async def _tour(queen: Queen, show: _Show) -> None:
     from queenmq.client import Item
 
-    run = f"{int(time.time()):x}"
+    run = secrets.token_hex(4)
     show.step(f"1. Push: {len(CUSTOMERS) * ORDERS} orders of {len(CUSTOMERS)} customers, one partition for each")
     items = [
         Item(payload={"order": number, "customer": name}, partition=name, transaction_id=f"{run}-{name}-{number}")
