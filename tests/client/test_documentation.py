@@ -14,6 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import pytest
+from tests.client.names import own
 
 from queenmq.client import Queen
 from queenmq.client.settings import ConnectionSettings, ConsumerSettings, ConsumeSettings, PopSettings, PushSettings
@@ -37,8 +38,9 @@ def server_url(server: Server) -> str:
 
 
 def compiled(block: str, url: str) -> CodeType:
-    """The block with the test's address; `await` stands at the top of it as in a page."""
-    code: CodeType = compile(block.replace(ADDRESS, url), "docs/client.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    """The block with the test's address and queues; `await` stands at the top of it as in a page."""
+    text = re.sub(r'"(orders|parcels|mails)"', lambda found: repr(own(found[1])), block.replace(ADDRESS, url))
+    code: CodeType = compile(text, "docs/client.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     return code
 
 

@@ -12,10 +12,18 @@ import json
 import sys
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Protocol
 
-Scenario = Callable[[Any], Awaitable[None]]
+
+class Scenario(Protocol):
+    """A coroutine function that asserts."""
+
+    __name__: str
+
+    def __call__(self, client: Any, /) -> Coroutine[Any, Any, None]: ...
+
+
 COMMON: list[Scenario] = []
 NEWER: list[Scenario] = []
 
@@ -333,16 +341,19 @@ async def is_told_loudly_what_this_server_does_not_have(client: Any) -> None:
 
 
 async def main(version: str, url: str) -> dict[str, str | None]:
-    results: dict[str, str | None] = {}
-    for scenario in COMMON + (NEWER if version != "0.12.0" else []):
-        name = getattr(scenario, "__name__", "scenario")
-        try:
-            async with asyncio.timeout(25), importlib.import_module("queen").Queen(url) as client:
-                await scenario(client)
-            results[name] = None
-        except Exception:
-            results[name] = traceback.format_exc()
-    return results
+    """All scenarios side by side, each with a client and queues of its own: name → None or what went wrong."""
+    scenarios = COMMON + (NEWER if version != "0.12.0" else [])
+    outcomes = await asyncio.gather(*(attempt(scenario, url) for scenario in scenarios))
+    return {scenario.__name__: outcome for scenario, outcome in zip(scenarios, outcomes, strict=True)}
+
+
+async def attempt(scenario: Scenario, url: str) -> str | None:
+    try:
+        async with asyncio.timeout(60), importlib.import_module("queen").Queen(url) as client:
+            await scenario(client)
+    except Exception:
+        return traceback.format_exc()
+    return None
 
 
 if __name__ == "__main__":
