@@ -80,7 +80,8 @@ async def test_back_carries_new_messages_and_what_was_consumed_since(older: Olde
     if await older.pg.fetchval("SELECT to_regclass('queen.partition_lookup') IS NOT NULL"):
         stale = (
             "SELECT count(*) FROM queen.messages m WHERE NOT EXISTS ("
-            " SELECT FROM queen.partition_lookup l WHERE l.partition_id = m.partition_id AND (l.last_message_created_at, l.last_message_id) >= (m.created_at, m.id))"
+            " SELECT FROM queen.partition_lookup l WHERE l.partition_id = m.partition_id"
+            " AND (l.last_message_created_at, l.last_message_id) >= (m.created_at, m.id))"
         )
         assert await older.pg.fetchval(stale) == 0
 

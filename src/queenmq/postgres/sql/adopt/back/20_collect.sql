@@ -9,29 +9,34 @@ SELECT p.id AS old_id, n.id AS partition_id
  -- a queue that was deleted and made again has partitions of its own
  WHERE n.id <= (SELECT (value ->> 'last_partition')::int FROM queen.system_state WHERE key = 'adoption');
 
+ANALYZE queen.adopt_partition;
+
 CREATE UNLOGGED TABLE queen.adopt_place AS
 SELECT m.id::text AS id, p.partition_id, row_number() OVER (PARTITION BY p.partition_id ORDER BY m.created_at, m.id) AS seq,
        m.created_at, false AS is_new
   FROM queen.adopt_old_messages m
   JOIN queen.adopt_partition p ON p.old_id = m.partition_id;
+CREATE INDEX ON queen.adopt_place (partition_id, seq);
+ANALYZE queen.adopt_place, queen.messages, queen.partitions, queen.partition_consumers;
 INSERT INTO queen.adopt_place
 SELECT queen.message_id(m.partition_id, m.seq)::text, m.partition_id, m.seq, m.created_at, true
-  FROM queen.messages m
- WHERE m.seq > coalesce((SELECT max(a.seq) FROM queen.adopt_place a WHERE a.partition_id = m.partition_id), 0);
-CREATE INDEX ON queen.adopt_place (partition_id, seq);
+  FROM queen.partitions p
+  LEFT JOIN (SELECT a.partition_id, max(a.seq) AS seq FROM queen.adopt_place a GROUP BY 1) last ON last.partition_id = p.id
+  JOIN queen.messages m ON m.partition_id = p.id AND m.seq > coalesce(last.seq, 0);
 ANALYZE queen.adopt_place;
 
 CREATE UNLOGGED TABLE queen.adopt_message AS
 SELECT a.id, q.name AS queue, p.name AS partition,
        -- retention may have freed a transaction id here that the older table still holds
-       m.transaction_id || CASE WHEN EXISTS (SELECT FROM queen.adopt_old_messages o JOIN queen.adopt_partition k ON k.old_id = o.partition_id
-                                              WHERE k.partition_id = m.partition_id AND o.transaction_id = m.transaction_id) THEN '#' || a.id ELSE '' END
-           AS transaction_id,
+       CASE WHEN o.transaction_id IS NULL THEN m.transaction_id ELSE left(m.transaction_id, 200) || '#' || a.id END AS transaction_id,
        m.trace_id, m.created_at, coalesce(m.is_encrypted, false) AS is_encrypted, m.payload
   FROM queen.adopt_place a
   JOIN queen.messages m ON m.partition_id = a.partition_id AND m.seq = a.seq
   JOIN queen.partitions p ON p.id = a.partition_id
   JOIN queen.queues q ON q.id = p.queue_id
+  LEFT JOIN (SELECT DISTINCT k.partition_id, o.transaction_id COLLATE "C" AS transaction_id
+               FROM queen.adopt_old_messages o JOIN queen.adopt_partition k ON k.old_id = o.partition_id) o
+    ON o.partition_id = a.partition_id AND o.transaction_id = m.transaction_id
  WHERE a.is_new;
 
 -- A group stands behind the last message that is still known at or before its cursor.
@@ -55,3 +60,4 @@ SELECT q.name AS queue, p.name AS partition, a.id AS message_id, d.consumer_grou
 CREATE UNLOGGED TABLE queen.adopt_queue AS
 SELECT DISTINCT q.name, q.namespace, q.task, p.name AS partition
   FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id;
+ANALYZE queen.adopt_message, queen.adopt_position, queen.adopt_dead, queen.adopt_queue;

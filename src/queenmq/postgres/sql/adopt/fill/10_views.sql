@@ -43,6 +43,10 @@ BEGIN
           FROM found f GROUP BY f.tab
     LOOP
         EXECUTE format('CREATE VIEW queen.adopt_old_%s AS SELECT %s %s', v.tab, v.list, v.source);
+        -- tables that were never analysed make plans that never end
+        IF v.source LIKE 'FROM %' THEN
+            EXECUTE format('ANALYZE queen_before.%I', v.tab);
+        END IF;
     END LOOP;
 END
 $$;

@@ -8,6 +8,7 @@ SELECT coalesce(nullif(s.consumer_group, ''), '__QUEUE_MODE__') COLLATE "C" AS c
             ELSE 'all' END AS mode,
        s.subscription_timestamp AS moment
   FROM queen.adopt_old_consumer_groups_metadata s;
+ANALYZE queen.adopt_subscription;
 
 -- Subscriptions to a namespace and task: they go on to find queues that appear later.
 INSERT INTO queen.consumer_groups_metadata (consumer_group, namespace, task, subscription_mode, subscription_timestamp)
@@ -42,3 +43,4 @@ SELECT DISTINCT ON (s.queue_name, s.consumer_group) s.consumer_group, s.queue_na
   FROM queen.adopt_subscription s
  WHERE s.queue_name IS NOT NULL AND NOT EXISTS (SELECT FROM queen.queues q WHERE q.name = s.queue_name)
  ORDER BY s.queue_name, s.consumer_group, s.partition_name NULLS FIRST, s.moment;
+ANALYZE queen.consumer_groups_metadata, queen.queues;

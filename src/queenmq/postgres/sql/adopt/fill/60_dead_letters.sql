@@ -9,6 +9,7 @@ SELECT d.message_id, coalesce(p.partition_id, a.partition_id) AS partition_id, a
   FROM queen.adopt_old_dead_letter_queue d
   LEFT JOIN queen.adopt_message a ON a.id = d.message_id
   LEFT JOIN queen.adopt_partition p ON p.old_id = d.partition_id;
+ANALYZE queen.adopt_dead, queen.partition_consumers;
 
 INSERT INTO queen.dead_letter_queue (queue_id, partition_id, seq, transaction_id, trace_id, consumer_group, error_message, retry_count,
                                      is_encrypted, payload, created_at, failed_at)
