@@ -6,6 +6,7 @@ Logs go to standard error, what it serves and a first command to standard output
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -48,12 +49,20 @@ def foreground(work: Coroutine[Any, Any, T]) -> T | Stopped:
         return await task
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        collect_seldom()
         try:
             return runner.run(watched())
         except asyncio.CancelledError:
             if caught:
                 return Stopped(caught[0])
             raise
+
+
+def collect_seldom() -> None:
+    """A server makes few cycles and many objects: with Python's defaults the cycle collector took a seventh of its time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)
 
 
 @click.command()
