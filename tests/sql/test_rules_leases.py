@@ -156,7 +156,7 @@ async def test_extending_prolongs_and_never_shortens(clock: Connection) -> None:
 
 async def test_a_live_lease_is_exclusive_whatever_made_the_partition_ready(clock: Connection) -> None:
     """A wrong ready_at delivers nothing twice."""
-    p, g, got = await leased(clock)
+    _, g, got = await leased(clock)
     await clock.execute("UPDATE queen.partition_consumers SET ready_at = queen.now()")
     assert (await pop(clock, g)).rows == []
     assert all(one.success for one in await ack_all(clock, got))
