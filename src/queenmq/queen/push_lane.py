@@ -17,7 +17,7 @@ from queenmq.errors import ConfigChanged, PartitionGone, QueenError, Unavailable
 from queenmq.metrics import LaneMetrics
 from queenmq.postgres.pool import Database
 from queenmq.queen.directory import Directory
-from queenmq.queen.lane import Lane, Unit
+from queenmq.queen.lane import SECOND_WEIGHT, Lane, Unit
 from queenmq.shared_state.partition_id_cache import PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig
 
@@ -140,7 +140,7 @@ class PushLane(Lane[PushUnit]):
         batch: list[PushUnit] = []
         weight = size = 0
         # Half for each of two free connections: else everything would fly on one while the other idles.
-        share = -(-self.waiting_units // max(self.width - self.flying, 1))
+        share = max(SECOND_WEIGHT, -(-self.waiting_units // max(self.width - self.flying, 1)))
         while self._free and (not batch or (weight < share and weight < self.max_units and size < self.max_bytes)):
             key = next(iter(self._free))
             waiting = self._waiting[key]
