@@ -75,8 +75,8 @@ class AckOperation(msgspec.Struct, tag="ack", tag_field="type"):
 class TransactionBody(msgspec.Struct):
     operations: list[PushOperation | AckOperation]
     requiredLeases: list[str] = []
-    kv: msgspec.Raw | None = None
-    timers: msgspec.Raw | None = None
+    kv: object = None
+    timers: object = None
 
 
 class ConfigureBody(msgspec.Struct):
@@ -179,9 +179,9 @@ def parse_moment(value: str, field: str) -> datetime:
     """An ISO 8601 moment; without an offset it is UTC."""
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise BadRequest(f"{field}: must be 'now' or an ISO 8601 moment such as 2026-11-19T12:00:00Z") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}

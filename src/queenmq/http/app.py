@@ -7,14 +7,11 @@ Invariant: every request gets exactly one reply unless its client has left.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
-from queenmq.errors import NotFound, QueenError, Unavailable
+from queenmq.errors import NotFound, QueenError
 from queenmq.http.queue_routes import Handler, QueueRoutes
-from queenmq.http.wire import Receive, Request, Scope, Send
-
-log = logging.getLogger(__name__)
+from queenmq.http.wire import Receive, Request, Scope, Send, defect, stopped
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -47,6 +44,8 @@ class App:
             handlers = self._exact.get(request.path) or self._find(request.path)
             if handlers is None:
                 if self._rest_paths(request.path):
+                    if request.method not in ("GET", "HEAD"):
+                        raise self._wrong_method(request, ("GET", "HEAD"))
                     await self._rest(scope, receive, send)
                     return
                 raise NotFound(f"no such route: {request.method} {request.path}")
@@ -54,12 +53,10 @@ class App:
         except QueenError as error:
             await request.refuse(error)
         except asyncio.CancelledError:
-            if request.exchange is None or request.exchange.lost:
-                raise
-            await request.refuse(Unavailable("the server is stopping"))
+            if request.exchange is None or not request.exchange.lost:
+                await request.refuse(stopped())
         except Exception as error:
-            log.exception("a request failed", extra={"method": request.method, "path": request.path})
-            await request.refuse(QueenError(f"internal error: {type(error).__name__}; the server's log says more"))
+            await request.refuse(defect(error, f"{request.method} {request.path}"))
 
     def _find(self, path: str) -> dict[str, Handler] | None:
         for prefix, handlers in self._prefixed.items():
@@ -67,13 +64,17 @@ class App:
                 return handlers
         return None
 
-    @staticmethod
-    def _handler(handlers: dict[str, Handler], request: Request) -> Handler:
+    @classmethod
+    def _handler(cls, handlers: dict[str, Handler], request: Request) -> Handler:
         handler = handlers.get(request.method)
         if handler is None:
-            request.extra.append((b"allow", ", ".join(handlers).encode()))
-            raise WrongMethod(f"{request.method} is not allowed here: use {', '.join(handlers)}")
+            raise cls._wrong_method(request, tuple(handlers))
         return handler
+
+    @staticmethod
+    def _wrong_method(request: Request, allowed: tuple[str, ...]) -> WrongMethod:
+        request.extra.append((b"allow", ", ".join(allowed).encode()))
+        return WrongMethod(f"{request.method} is not allowed here: use {', '.join(allowed)}")
 
     async def _cors(self, request: Request) -> bool:
         """Adds the headers that a browser asks for; answers preflight requests."""

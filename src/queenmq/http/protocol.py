@@ -41,9 +41,16 @@ class Exchange:
         """The connection is closed after the reply."""
         self._cycle.keep_alive = False
 
+    async def ready(self) -> None:
+        """Waits while the client reads too slowly for one more reply."""
+        if self._protocol.flow.write_paused:
+            await self._protocol.flow.drain()
+
     def reply(self, head: bytes, body: bytes) -> bool:
         """Head (status line and headers without the last blank line) and body in one write; False when the client is gone."""
         cycle = self._cycle
+        if cycle.response_started:
+            return False
         self._protocol.when_lost = None
         cycle.response_started = cycle.response_complete = True
         if self.lost:
@@ -60,20 +67,20 @@ class Exchange:
     async def written(self) -> bool:
         """Waits until the reply is with the kernel; False when the client left before that."""
         protocol = self._protocol
-        transport = protocol.transport
         if protocol.lost:
             return False
-        if transport.get_write_buffer_size():
-            drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            protocol.when_drained = drained
-            transport.set_write_buffer_limits(high=0)
-            try:
-                await drained
-            finally:
-                protocol.when_drained = None
-                if not protocol.lost:
-                    transport.set_write_buffer_limits()
-        return not protocol.lost
+        if not protocol.transport.get_write_buffer_size():
+            return True
+        drained: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        protocol.drains.append(drained)
+        # Below the usual mark the transport wouldn't say when its buffer is empty.
+        protocol.transport.set_write_buffer_limits(high=0)
+        try:
+            return await drained
+        finally:
+            protocol.drains.remove(drained)
+            if not protocol.drains and not protocol.lost:
+                protocol.transport.set_write_buffer_limits()
 
 
 class QueenProtocol(HttpToolsProtocol):
@@ -83,7 +90,7 @@ class QueenProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.lost = False
         self.when_lost: Callable[[], object] | None = None
-        self.when_drained: asyncio.Future[None] | None = None
+        self.drains: list[asyncio.Future[bool]] = []
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope["queenmq.exchange"] = Exchange(self, cycle)  # type: ignore[typeddict-unknown-key]
@@ -93,17 +100,20 @@ class QueenProtocol(HttpToolsProtocol):
         self.lost = True
         callback, self.when_lost = self.when_lost, None
         super().connection_lost(exc)
-        self._drained()
+        self._drained(False)
         if callback is not None:
             callback()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._drained()
+        if not self.transport.get_write_buffer_size():
+            self._drained(True)
 
-    def _drained(self) -> None:
-        if self.when_drained is not None and not self.when_drained.done():
-            self.when_drained.set_result(None)
+    def _drained(self, written: bool) -> None:
+        """Said at once, not looked up later: a connection that we close ourselves is lost right after the last byte was written."""
+        for drain in self.drains:
+            if not drain.done():
+                drain.set_result(written)
 
 
 __all__ = ["Exchange", "QueenProtocol"]

@@ -5,6 +5,7 @@ Never knows what a route does. Invariant: every reply has a Content-Length and, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +16,8 @@ import msgspec
 from queenmq.errors import BadRequest, QueenError, TooLarge
 from queenmq.http.protocol import Exchange
 from queenmq.postgres.pool import LostConnection
+
+log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -90,6 +93,7 @@ class Request:
             start = head(status, len(body))
             for name, value in self.extra:
                 start += b"%b: %b\r\n" % (name, value)
+            await self.exchange.ready()
             return self.exchange.reply(start, b"" if self.method == "HEAD" else body)
         headers = [*self.extra]
         if status != 204:
@@ -119,6 +123,17 @@ def error_body(error: QueenError) -> bytes:
     if error.status in (429, 503) and not isinstance(error, LostConnection):
         told["nothingDone"] = True
     return msgspec.json.encode(told)
+
+
+def stopped() -> QueenError:
+    """What a request is answered with that the server's end cut off."""
+    return LostConnection("the server stopped while this was under way: whether it was done is not known")
+
+
+def defect(error: Exception, what: str) -> QueenError:
+    """An exception that nobody expected: logged here, told without its words."""
+    log.error("%s failed", what, exc_info=error)
+    return QueenError(f"internal error: {type(error).__name__}; the server's log says more")
 
 
 def too_large(most: int) -> TooLarge:

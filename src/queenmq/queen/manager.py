@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 
 BACKLOG_SECONDS = 1.0
 DEFAULT = "Default"
+# an item's place in its request, for error messages
+Where = Callable[[int], str]
+Columns = tuple[list[str], list[str], Rare | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Manager:
             raise BadRequest(f"items: {len(items)} items, at most {ITEMS_MOST} a request are allowed: split it")
         places = self._by_partition(items)
         ticket, done = Ticket.awaited(len(places))
-        units = await self._units(items, places, ticket)
+        units = await self._units(places, self._columns(items, places), ticket)
         self.sidecar.push.submit(units)
         await done
         return self._pushed(units, places, len(items))
@@ -127,19 +130,19 @@ class Manager:
                 call(QueenError(f"internal error: {type(error).__name__}; the server's log says more"))
 
         ticket = Ticket(len(places), settled)
-        units = self._prepare(items, places, known, ticket)
+        units = self._prepare(self._columns(items, places), known, ticket)
         self.sidecar.push.submit(units)
         return True
 
     def _pushed(self, units: list[PushUnit], places: dict[tuple[str, str], list[int]], count: int) -> bytes:
-        """The reply; raises when nothing was stored, or for a reason that the client can mend."""
+        """The reply; raises when nothing was stored, most of all for a reason that the client can mend."""
         failed = [unit.error for unit in units if unit.error is not None]
-        if failed and (len(failed) == len(units) or any(not isinstance(error, Unavailable) for error in failed)):
-            raise failed[0]
+        if len(failed) == len(units):
+            raise min(failed, key=lambda error: error.status)
         return replies.push_reply(units, list(places.values()), self._salt, count)
 
     @staticmethod
-    def _by_partition(items: list[PushItem]) -> dict[tuple[str, str], list[int]]:
+    def _by_partition(items: list[PushItem], where: Where = "items[{}]".format) -> dict[tuple[str, str], list[int]]:
         """The items' positions by queue and partition; every name is checked once."""
         first = items[0]
         queue, partition = first.queue, first.partition
@@ -147,26 +150,26 @@ class Manager:
             if item.partition != partition or item.queue != queue:
                 break
         else:
-            check_name(queue, "items[0].queue")
-            return {(queue, DEFAULT if partition is None else check_name(partition, "items[0].partition")): list(range(len(items)))}
+            check_name(queue, f"{where(0)}.queue")
+            return {(queue, DEFAULT if partition is None else check_name(partition, f"{where(0)}.partition")): list(range(len(items)))}
         places: dict[tuple[str, str], list[int]] = {}
         for at, item in enumerate(items):
             key = (item.queue, DEFAULT if item.partition is None else item.partition)
             place = places.get(key)
             if place is None:
-                check_name(key[0], f"items[{at}].queue")
-                check_name(key[1], f"items[{at}].partition")
+                check_name(key[0], f"{where(at)}.queue")
+                check_name(key[1], f"{where(at)}.partition")
                 places[key] = [at]
             else:
                 place.append(at)
         return places
 
-    async def _units(self, items: list[PushItem], places: dict[tuple[str, str], list[int]], ticket: Ticket) -> list[PushUnit]:
+    async def _units(self, places: dict[tuple[str, str], list[int]], columns: list[Columns], ticket: Ticket) -> list[PushUnit]:
         """What one request stores in each partition, asking the database for names and options that this server hasn't met."""
         known = self._known(places) or await self._resolve(list(places))
         for config in {config.id: config for _, config in known if config.max_size}.values():
             await self._refuse_full(config)
-        return self._prepare(items, places, known, ticket)
+        return self._prepare(columns, known, ticket)
 
     def _known(self, names: Iterable[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]] | None:
         """Partitions and options, when this server has met them all."""
@@ -179,14 +182,8 @@ class Manager:
             found.append((ref, config))
         return found
 
-    def _prepare(
-        self, items: list[PushItem], places: dict[tuple[str, str], list[int]], known: list[tuple[PartitionRef, QueueConfig]], ticket: Ticket
-    ) -> list[PushUnit]:
-        """Checked, named, sealed."""
-        if len(places) == 1:
-            columns = [self._columns(items, None)]
-        else:
-            columns = [self._columns([items[at] for at in place], place) for place in places.values()]
+    def _prepare(self, columns: list[Columns], known: list[tuple[PartitionRef, QueueConfig]], ticket: Ticket) -> list[PushUnit]:
+        """Named and sealed."""
         found = []
         for (ref, config), (transactions, payloads, rare) in zip(known, columns, strict=True):
             unit = PushUnit(ref, config, transactions, payloads, rare, ticket)
@@ -209,7 +206,20 @@ class Manager:
                 return known
         raise Unavailable("the queue was deleted while this push was under way: send again")
 
-    def _columns(self, items: list[PushItem], places: list[int] | None) -> tuple[list[str], list[str], Rare | None]:
+    def _columns(self, items: list[PushItem], places: dict[tuple[str, str], list[int]], where: Where = "items[{}]".format) -> list[Columns]:
+        """Each partition's items, checked before anything is asked or made."""
+        if len(places) == 1:
+            return [self._checked(items, where)]
+        found = []
+        for place in places.values():
+
+            def here(number: int, place: list[int] = place) -> str:
+                return where(place[number])
+
+            found.append(self._checked([items[at] for at in place], here))
+        return found
+
+    def _checked(self, items: list[PushItem], where: Where) -> Columns:
         """Transaction ids, payloads and the rare columns; what is wrong is named by its place in the request."""
         try:
             payloads = [str(item.payload, "utf-8") for item in items]
@@ -218,7 +228,7 @@ class Manager:
         most = self._limits.message_bytes
         if not payloads or max(map(len, payloads)) * 4 > most:
             for number, item in enumerate(items):
-                payload_text(item.payload, most, f"items[{places[number] if places else 0}].payload")
+                payload_text(item.payload, most, f"{where(number)}.payload")
         rare: Rare | None = None
         given = 0
         for number, item in enumerate(items):
@@ -226,14 +236,14 @@ class Manager:
                 given += 1
             if item.traceId is not None or item.headers or item.delaySeconds:
                 rare = rare or Rare()
-                self._rare(rare, item, number, len(items), f"items[{places[number] if places else 0}]")
+                self._rare(rare, item, number, len(items), where(number))
         transactions = self._new_transactions(len(items))
         if given:
             for number, item in enumerate(items):
                 name = item.transactionId
                 if name is not None:
                     if not 0 < len(name) <= NAME_MOST or "\0" in name:
-                        check_name(name, f"items[{places[number] if places else 0}].transactionId")
+                        check_name(name, f"{where(number)}.transactionId")
                     transactions[number] = name
         return transactions, payloads, rare
 
@@ -363,14 +373,19 @@ class Manager:
             if getattr(body, name) is not None:
                 raise BadRequest(f"{name}: not supported here; nothing was done")
         loop = asyncio.get_running_loop()
-        items = [item for operation in body.operations if isinstance(operation, PushOperation) for item in operation.items]
+        pushing = [(at, operation) for at, operation in enumerate(body.operations) if isinstance(operation, PushOperation)]
+        items = [item for _, operation in pushing for item in operation.items]
         if not body.operations:
             raise BadRequest("operations: must not be empty")
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"operations: {len(items)} items, at most {ITEMS_MOST} a transaction are allowed")
-        places = self._by_partition(items) if items else {}
-        pushes = await self._units(items, places, Ticket(0, lambda: None)) if items else []
+
+        def where(number: int) -> str:
+            return [f"operations[{at}].items[{place}]" for at, operation in pushing for place in range(len(operation.items))][number]
+
         acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
+        places = self._by_partition(items, where) if items else {}
+        pushes = await self._units(places, self._columns(items, places, where), Ticket(0, lambda: None)) if items else []
         leases = [lease for each in dict.fromkeys(body.requiredLeases) if (lease := parse_lease(each)) is not None]
         unit = TransactionUnit(pushes, acks, leases, loop.create_future())
         self.sidecar.transaction.submit((unit,))
