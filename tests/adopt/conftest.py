@@ -21,7 +21,7 @@ async def before(empty_database_url: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-@pytest.fixture(params=["without the lookup", "with the lookup"])
+@pytest.fixture
 async def older(before: Connection, request: pytest.FixtureRequest) -> Older:
-    """The older system's tables, in both kinds."""
-    return await Older(before).create(lookup=request.param == "with the lookup")
+    """The older system's tables, with the lookup and all; a test marked with `BOTH` is run without it too."""
+    return await Older(before).create(lookup=getattr(request, "param", True))

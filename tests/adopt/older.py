@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     import asyncpg
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
 QUEUE_MODE = "__QUEUE_MODE__"
+BOTH = pytest.mark.parametrize("older", [False, True], ids=["without the lookup", "with the lookup"], indirect=True)
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 PLAIN = """

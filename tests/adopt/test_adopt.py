@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.adopt.older import QUEUE_MODE, Older, at, delivered
+from tests.adopt.older import BOTH, QUEUE_MODE, Older, at, delivered
 
 from queenmq.postgres.migrate import migrate, migrate_connection
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ZERO = uuid.UUID(int=0)
 
 
+@BOTH
 async def test_each_group_gets_exactly_what_it_had_not_consumed_in_order(older: Older) -> None:
     a, b, empty = await older.queue("orders", "a", "b", "empty")
     in_a, in_b = await older.messages(a, 10), await older.messages(b, 5)
@@ -228,6 +229,7 @@ async def test_odd_names_sealed_messages_and_traces_come_along(older: Older) -> 
     assert (row["transaction_id"], row["is_encrypted"], row["trace_id"], row["created_at"]) == ("tid ü", True, trace, at(0))
 
 
+@BOTH
 async def test_new_messages_follow_the_old_ones_without_a_gap(older: Older) -> None:
     (p,) = await older.queue("q")
     rows = await older.messages(p, 3)
@@ -265,6 +267,7 @@ async def test_a_database_with_the_fewest_columns_is_taken_over(before: Connecti
     ]
 
 
+@BOTH
 async def test_a_second_migration_changes_nothing_and_the_working_tables_are_gone(older: Older, empty_database_url: str) -> None:
     (p,) = await older.queue("q")
     await older.messages(p, 3)
@@ -280,6 +283,7 @@ async def test_a_second_migration_changes_nothing_and_the_working_tables_are_gon
     assert not [row["relname"] for row in stamp if row["relname"].startswith("adopt")]
 
 
+@BOTH
 async def test_an_adopted_schema_is_the_same_as_a_fresh_one(older: Older, pg: Connection) -> None:
     await migrate_connection(older.pg)
     columns = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-from tests.adopt.older import Older, at, delivered
+from tests.adopt.older import BOTH, Older, at, delivered
 
 from queenmq.errors import SetupError
 from queenmq.postgres import adopt
@@ -45,6 +45,7 @@ async def waits_for_a_lock(watcher: Connection, backend: int) -> None:
             pass
 
 
+@BOTH
 async def test_an_error_midway_leaves_the_older_database_as_it_was(older: Older) -> None:
     (p,) = await older.queue("q")
     await older.messages(p, 5)
@@ -102,6 +103,7 @@ async def test_what_commits_while_the_migration_waits_is_taken_along(older: Olde
         await watcher.close()
 
 
+@BOTH
 async def test_who_writes_during_the_migration_is_told_and_nothing_is_lost_in_silence(older: Older, empty_database_url: str) -> None:
     """P8: an older server that goes on pushing: each of its messages was either refused or is there."""
     (p,) = await older.queue("q")
@@ -178,6 +180,33 @@ async def test_an_unknown_schema_queen_is_refused_untouched(before: Connection) 
     assert await before.fetchval("SELECT count(*) FROM pg_class WHERE relnamespace = 'queen'::regnamespace AND relkind = 'r'") == 2
 
 
+async def test_a_later_generation_that_keeps_messages_elsewhere_is_refused_untouched(older: Older) -> None:
+    await older.pg.execute("ALTER TABLE queen.queues ADD storage text DEFAULT 'segments'; CREATE TABLE queen.log_segments (blob bytea)")
+    before = await picture(older.pg)
+    with pytest.raises(SetupError, match="later generation"):
+        await migrate_connection(older.pg)
+    assert await picture(older.pg) == before
+
+
+async def test_a_role_without_the_right_to_make_schemas_migrates_in_one_made_for_it(
+    postgres: EmbeddedPostgres, before: Connection, empty_database_url: str
+) -> None:
+    name = await before.fetchval("SELECT current_database()")
+    above = await asyncpg.connect(postgres.dsn(name, SUPERUSER))
+    role = f"guest_{name}"
+    try:
+        await above.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA queen AUTHORIZATION {role}")
+        guest = await asyncpg.connect(postgres.dsn(name, role))
+        try:
+            assert not await guest.fetchval("SELECT has_database_privilege(current_database(), 'CREATE')")
+            assert (await migrate_connection(guest)).migrations
+        finally:
+            await guest.close()
+    finally:
+        await above.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await above.close()
+
+
 async def test_an_earlier_queen_before_is_never_overwritten(older: Older) -> None:
     await older.pg.execute("CREATE SCHEMA queen_before")
     with pytest.raises(SetupError, match="queen_before"):
@@ -185,6 +214,7 @@ async def test_an_earlier_queen_before_is_never_overwritten(older: Older) -> Non
     assert await older.pg.fetchval("SELECT to_regclass('queen.schema_files') IS NULL")
 
 
+@BOTH
 async def test_the_older_tables_and_all_that_lies_beside_them_are_kept_unchanged(older: Older) -> None:
     (p,) = await older.queue("q")
     rows = await older.messages(p, 4)

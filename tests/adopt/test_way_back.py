@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-from tests.adopt.older import QUEUE_MODE, Older, delivered
+from tests.adopt.older import BOTH, QUEUE_MODE, Older, delivered
 from tests.adopt.test_adopt_safety import picture
 
 from queenmq.errors import SetupError
@@ -45,6 +45,7 @@ async def push(pg: Connection, queue: str, partition: str, count: int = 1) -> li
     return made
 
 
+@BOTH
 async def test_back_puts_the_older_schema_in_place_as_it_was(older: Older) -> None:
     (p,) = await older.queue("q")
     rows = await older.messages(p, 4)
@@ -61,6 +62,7 @@ async def test_back_puts_the_older_schema_in_place_as_it_was(older: Older) -> No
     assert not await older.pg.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'adopt%'")
 
 
+@BOTH
 async def test_back_carries_new_messages_and_what_was_consumed_since(older: Older) -> None:
     a, _ = await older.queue("q", "a", "b")
     rows = await older.messages(a, 4)
@@ -170,6 +172,7 @@ async def test_back_without_an_adoption_and_after_forgetting_says_so(pg: Connect
         await back(older.pg)
 
 
+@BOTH
 async def test_forget_drops_only_what_nothing_hangs_on_and_never_the_schema_in_use(older: Older) -> None:
     (p,) = await older.queue("q")
     rows = await older.messages(p, 2)

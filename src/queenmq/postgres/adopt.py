@@ -65,6 +65,12 @@ async def set_aside(connection: Connection) -> bool:
     assert found is not None
     if found["kind"] == "ours":
         return False
+    if found["kind"] == "later":
+        raise SetupError(
+            "the schema queen of this database belongs to a later generation of the older system, which keeps messages in segments: "
+            "it can't be taken over. Rename it (ALTER SCHEMA queen RENAME TO …) or name another database in QUEEN_DATABASE_URL. "
+            "Nothing was changed."
+        )
     if found["kind"] == "foreign" or found["lacking"]:
         lacks = f" (what is missing: {', '.join(found['lacking'])})" if found["kind"] == "older" else ""
         raise SetupError(
@@ -83,7 +89,7 @@ async def set_aside(connection: Connection) -> bool:
     except asyncpg.InsufficientPrivilegeError as error:
         raise SetupError(
             "this role may not rename the schema queen, which taking over the older tables needs. As a superuser or its owner, run: "
-            "ALTER SCHEMA queen OWNER TO <this role>; GRANT CREATE ON DATABASE <this database> TO <this role> "
+            f"ALTER SCHEMA queen OWNER TO {found['role']}; GRANT CREATE ON DATABASE {found['database']} TO {found['role']} "
             f"(PostgreSQL said: {error.args[0]}). Nothing was changed."
         ) from error
     return True

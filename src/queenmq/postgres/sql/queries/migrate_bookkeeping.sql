@@ -1,4 +1,11 @@
-CREATE SCHEMA IF NOT EXISTS queen;
+-- Asked first: CREATE SCHEMA IF NOT EXISTS wants the right to create one even where it is there.
+DO $$
+BEGIN
+    IF to_regnamespace('queen') IS NULL THEN
+        CREATE SCHEMA queen;
+    END IF;
+END
+$$;
 CREATE TABLE IF NOT EXISTS queen.schema_files (
     name       text COLLATE "C" PRIMARY KEY,
     kind       text NOT NULL,
