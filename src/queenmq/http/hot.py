@@ -9,6 +9,7 @@ requests: what comes while a push is under way waits for its reply.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from queenmq.errors import QueenError
 from queenmq.http.protocol import QueenProtocol
@@ -46,6 +47,7 @@ class HotProtocol(QueenProtocol):
     _close_after = False
     _held = b""
     _used = 0.0
+    cycle: Any
 
     @classmethod
     def with_routes(cls, routes: QueueRoutes) -> type[HotProtocol]:
@@ -58,7 +60,7 @@ class HotProtocol(QueenProtocol):
             self.flow.pause_reading()
             return
         cycle = self.cycle
-        if not self._parsing and (not cycle or (cycle.response_complete and not self.pipeline)):
+        if not self._parsing and (cycle is None or (cycle.response_complete and not self.pipeline)):
             body = whole_push(data)
             if body is not None:
                 self._flies = True
