@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+import asyncpg
+
 from queenmq.clock import Clock
 from queenmq.errors import Busy, QueenError, Unavailable
 from queenmq.metrics import LaneMetrics
@@ -25,9 +27,13 @@ log = logging.getLogger(__name__)
 DEADLINE_SECONDS = 10.0
 ASIDE_FIRST = 0.004
 ASIDE_MOST = 0.05
+HELD_TOO_LONG = "somebody holds a row of this partition for too long: send again later"
 # A second call leaves beside the first only with so much to carry, or when the first takes long: a call costs what many items cost.
 SECOND_WEIGHT = 256
 SECOND_SECONDS = 0.005
+CLOSE_SECONDS = 2.0
+STOPPING = "the server is stopping"
+CUT_OFF = "the server stopped while this was under way: whether it was done is not known"
 
 
 class Unit(ABC):
@@ -94,8 +100,8 @@ class Lane(ABC, Generic[U]):
         weight = sum(unit.weight for unit in units)
         size = sum(unit.bytes for unit in units)
         if self._closed:
-            raise Unavailable("the server is stopping")
-        if self.waiting_units + weight > self.most_waiting or self.waiting_bytes + size > self.most_waiting_bytes:
+            raise Unavailable(STOPPING)
+        if self.waiting_units + len(self._aside) + weight > self.most_waiting or self.waiting_bytes + size > self.most_waiting_bytes:
             self.metrics.refused += 1
             raise Unavailable(f"too much is waiting for the database ({self.waiting_units} {self.name} items): send again later")
         deadline = self.clock.monotonic() + DEADLINE_SECONDS
@@ -127,6 +133,12 @@ class Lane(ABC, Generic[U]):
             batch.append(queue.popleft())
         return batch
 
+    def abandon(self) -> list[U]:
+        """Everything that waits, whether it might leave or not; for the end."""
+        found = list(self._queue)
+        self._queue.clear()
+        return found
+
     def landed(self, units: list[U]) -> None:
         """The batch's call is over (set-aside units excepted: they still count as under way)."""
 
@@ -151,6 +163,9 @@ class Lane(ABC, Generic[U]):
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._closed:
+            self._fail(self.abandon(), Unavailable(STOPPING))
+            return
         while self._may_leave():
             batch = self.take()
             if not batch:
@@ -188,25 +203,32 @@ class Lane(ABC, Generic[U]):
             return units if skip else await self._attempt(units, True)
         except LostConnection as error:
             again = [unit for unit in units if not unit.done and unit.tries < 2 and self.repeatable(unit)]
-            self._fail([unit for unit in units if unit not in again], error)
+            kept = set(map(id, again))
+            self._fail([unit for unit in units if id(unit) not in kept], error)
             for unit in again:
                 unit.tries += 1
             return await self._attempt(again, skip) if again else []
         except QueenError as error:
             return await self._one_by_one(units, skip, error)
         except asyncio.CancelledError:
-            self._fail(units, Unavailable("the server is stopping"))
+            self._fail(units, LostConnection(CUT_OFF))
             raise
         except Exception as error:
             known = translate(error)
             if known is None:
                 log.exception("a %s call failed", self.name)
-                known = QueenError(f"{type(error).__name__}: {error}")
+                known = QueenError(f"internal error: {type(error).__name__}; the server's log says more")
+            if not isinstance(error, asyncpg.PostgresError):
+                # Not the database's: it may have been done, and is not done twice.
+                self._fail([unit for unit in units if not self.repeatable(unit)], known)
+                units = [unit for unit in units if not unit.done]
             return await self._one_by_one(units, skip, known)
 
     async def _one_by_one(self, units: list[U], skip: bool, error: QueenError) -> list[U]:
         """A call that failed for one bad unit must not fail the others: each goes alone."""
-        if len(units) == 1 or isinstance(error, Unavailable):
+        if len(units) <= 1 or isinstance(error, Unavailable):
+            # An earlier try may have been done: then "nothing was done" would be a lie.
+            self._fail([unit for unit in units if unit.tries], LostConnection(str(error)) if isinstance(error, Unavailable) else error)
             self._fail(units, error)
             return []
         held: list[U] = []
@@ -230,26 +252,33 @@ class Lane(ABC, Generic[U]):
 
     async def _aside_rounds(self) -> None:
         pause, rounds = ASIDE_FIRST, 0
-        while self._aside:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, ASIDE_MOST)
-            rounds += 1
-            units, self._aside = self._aside, []
-            began = self.clock.monotonic()
-            units = self._expire(units)
-            if not units:
-                continue
-            patient = units[:1] if rounds % 3 == 0 else []
-            held = await self._attempt_patiently(patient) + await self._attempt(units[len(patient) :], True) if units else []
-            self._aside = held + self._aside
-            away = set(map(id, held))
-            over = [unit for unit in units if id(unit) not in away]
-            if over:
-                pause = ASIDE_FIRST
-                self.metrics.waited(self.clock.monotonic() - began)
-                self.landed(over)
-                self._flush()
-        self._aside_task = None
+        units: list[U] = []
+        try:
+            while self._aside:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, ASIDE_MOST)
+                rounds += 1
+                units, self._aside = self._aside, []
+                began = self.clock.monotonic()
+                units = self._expire(units)
+                if not units:
+                    continue
+                patient = units[:1] if rounds % 3 == 0 else []
+                held = await self._attempt_patiently(patient)
+                if len(units) > len(patient):
+                    held += await self._attempt(units[len(patient) :], True)
+                self._aside = held + self._aside
+                away = set(map(id, held))
+                over = [unit for unit in units if id(unit) not in away]
+                if over:
+                    pause = ASIDE_FIRST
+                    self.metrics.waited(self.clock.monotonic() - began)
+                    self.landed(over)
+                    self._flush()
+        finally:
+            self._aside_task = None
+            # Stopped in mid-round; else all of them are settled.
+            self._fail([*units, *self._aside], LostConnection(CUT_OFF))
 
     async def _attempt_patiently(self, units: list[U]) -> list[U]:
         """Waits up to the lock timeout for the one unit that has waited longest."""
@@ -259,14 +288,30 @@ class Lane(ABC, Generic[U]):
             return await self.call(units, False)
         except Busy:
             return units
-        except Exception:
+        except LostConnection:
+            return await self._attempt(units, True) if all(map(self.repeatable, units)) else self._lost(units)
+        except QueenError:
             return await self._attempt(units, True)
+        except Exception as error:
+            return await self._one_by_one(units, True, translate(error) or QueenError(f"internal error: {type(error).__name__}"))
+
+    def _lost(self, units: list[U]) -> list[U]:
+        self._fail(units, LostConnection("the connection to the database was lost: whether it was done is not known"))
+        return []
+
+    def overdue(self, now: float) -> list[U]:
+        """Takes out what waits behind something set aside and can't wait any longer."""
+        return []
 
     def _expire(self, units: list[U]) -> list[U]:
         now = self.clock.monotonic()
+        behind = self.overdue(now)
+        self.waiting_units -= sum(unit.weight for unit in behind)
+        self.waiting_bytes -= sum(unit.bytes for unit in behind)
+        self._fail(behind, Busy(HELD_TOO_LONG))
         late = [unit for unit in units if unit.done or now >= unit.deadline]
         if late:
-            self._fail(late, Busy("somebody holds a row of this partition for too long: send again later"))
+            self._fail(late, Busy(HELD_TOO_LONG))
             self.landed(late)
             self._flush()
         gone = set(map(id, late))
@@ -281,12 +326,13 @@ class Lane(ABC, Generic[U]):
     async def close(self) -> None:
         """Ends what is under way within a moment; everything still waiting is refused."""
         self._closed = True
-        while batch := self.take():
-            self._fail(batch, Unavailable("the server is stopping"))
-        if self._aside_task is not None:
-            self._aside_task.cancel()
-        self._fail(self._aside, Unavailable("the server is stopping"))
+        if self._later is not None:
+            self._later.cancel()
+        self._fail(self.abandon(), Unavailable(STOPPING))
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2)
-        for task in list(self._tasks):
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        ending = [*self._tasks, *([self._aside_task] if self._aside_task is not None else [])]
+        for task in ending:
             task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        self._fail(self.abandon(), Unavailable(STOPPING))

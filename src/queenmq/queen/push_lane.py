@@ -157,6 +157,22 @@ class PushLane(Lane[PushUnit]):
                 del self._waiting[key]
         return batch
 
+    def abandon(self) -> list[PushUnit]:
+        found = [unit for waiting in self._waiting.values() for unit in waiting]
+        self._waiting.clear()
+        self._free.clear()
+        return found
+
+    def overdue(self, now: float) -> list[PushUnit]:
+        found: list[PushUnit] = []
+        for key in [key for key in self._busy if key in self._waiting]:
+            waiting = self._waiting[key]
+            while waiting and waiting[0].deadline <= now:
+                found.append(waiting.popleft())
+            if not waiting:
+                del self._waiting[key]
+        return found
+
     def landed(self, units: list[PushUnit]) -> None:
         for unit in units:
             left = self._busy[unit.key] - 1
@@ -168,27 +184,20 @@ class PushLane(Lane[PushUnit]):
                 self._free[unit.key] = None
 
     async def call(self, units: list[PushUnit], skip: bool) -> list[PushUnit]:
+        held: list[PushUnit] = []
         for _ in range(TRIES):
             try:
-                return await self._store(units, skip)
+                return held + await self._store(units, skip) if units else held
             except PartitionGone:
-                await self._directory.remake({id(unit.ref): unit.ref for unit in units}.values())
-                for unit in units:
-                    unit.ref = await self._directory.make(unit.ref.queue, unit.ref.name)
-                    unit.config = await self._config(unit)
+                # Those whose names somebody is making right now are set aside: the others don't wait for them.
+                late = await self._directory.renew(units)
+                held += [unit for unit in units if id(unit) in late]
+                units = [unit for unit in units if id(unit) not in late]
             except ConfigChanged:
                 for name in {unit.config.name for unit in units}:
                     self._directory.queues.drop_name(name)
-                for unit in units:
-                    unit.config = await self._config(unit)
-                    self._reseal(unit)
+            await self._directory.reconfigure(units, self._reseal)
         raise Unavailable("the queue keeps changing: send again later")
-
-    async def _config(self, unit: PushUnit) -> QueueConfig:
-        found = await self._directory.queues.get(unit.ref.queue)
-        if found is None:
-            raise PartitionGone("the queue is gone")
-        return found
 
     async def _store(self, units: list[PushUnit], skip: bool) -> list[PushUnit]:
         call = _Call(units)
