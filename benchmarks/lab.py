@@ -31,11 +31,11 @@ SETTINGS = {
 }
 
 
-def queries(name: str) -> dict[str, str]:
+def queries(name: str, folder: Path = HERE / "sql") -> dict[str, str]:
     """The named statements of `sql/<name>.sql`."""
     found: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in (HERE / "sql" / f"{name}.sql").read_text().splitlines():
+    for line in (folder / f"{name}.sql").read_text().splitlines():
         if line.startswith("-- name: "):
             current = found.setdefault(line.removeprefix("-- name: ").strip(), [])
         elif line.strip():
