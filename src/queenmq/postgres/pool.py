@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from queenmq.errors import Busy, QueenError, Unavailable, from_sqlstate
+from queenmq.errors import BadRequest, Busy, QueenError, Unavailable, from_sqlstate
 from queenmq.postgres.migrate import statement
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def translate(error: BaseException) -> QueenError | None:
         return LostConnection("the database did not answer in time")
     if isinstance(error, asyncpg.DiskFullError):
         return Unavailable("the database's disk is full: free some space there")
+    if isinstance(error, (asyncpg.DataError, asyncpg.StatementTooComplexError)) and error.severity is not None:
+        return BadRequest(f"the database refuses a value: {error}")
     if isinstance(error, asyncpg.PostgresError):
         return from_sqlstate(error.sqlstate, error.args[0] if error.args else str(error))
     return None
@@ -128,9 +130,16 @@ class Database:
             connection = await asyncpg.connect(
                 self._dsn, timeout=CONNECT_SECONDS, connection_class=self._class, server_settings=self.session_settings()
             )
-            if await connection.fetchval(statement("synchronous_commit")) == "off":
-                await connection.execute(statement("commit_for_sure"))
+            try:
+                if await connection.fetchval(statement("synchronous_commit")) == "off":
+                    await connection.execute(statement("commit_for_sure"))
+            except BaseException:
+                # cancelled meanwhile, say: nobody else knows of it yet
+                connection.terminate()
+                raise
         except (*_AWAY, *_LOST, TimeoutError) as error:
+            # Whoever waits for a connection would wait for one that nobody makes.
+            self._pass_on()
             raise Unavailable(f"the database can't be reached: {str(error) or type(error).__name__}") from error
         finally:
             self._connecting -= 1
@@ -176,6 +185,10 @@ class Database:
         self._all.discard(held)
         if not held.connection.is_closed():
             held.connection.terminate()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """The next one who waits tries to connect."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -212,7 +225,10 @@ class Database:
         except asyncpg.PostgresError as error:
             if isinstance(error, _STALE):
                 held.prepared.clear()
-            self._release(held)
+            if isinstance(error, _LOST):
+                self._discard(held)
+            else:
+                self._release(held)
             known = translate(error)
             if known is None:
                 raise

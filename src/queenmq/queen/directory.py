@@ -8,11 +8,14 @@ database said.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 from queenmq.clock import Clock
-from queenmq.errors import Busy
+from queenmq.errors import Busy, Unavailable
 from queenmq.postgres.pool import Database
 from queenmq.shared_state.partition_id_cache import PartitionIdCache, PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig, QueueConfigCache
@@ -20,7 +23,29 @@ from queenmq.shared_state.singleflight import Singleflight
 
 NAMES_A_CALL = 500
 MAKE_SECONDS = 10.0
+MAKE_PAUSE, MAKE_PAUSE_MOST = 0.004, 0.05
+RENEW_SECONDS = 0.1
 QUEUE_MODE = "__QUEUE_MODE__"
+
+
+class Named(Protocol):
+    """A push: where it goes, under which options."""
+
+    ref: PartitionRef
+    config: QueueConfig
+
+
+N = TypeVar("N", bound=Named)
+
+
+class _Asked:
+    """A name that is being made, and until when that is tried."""
+
+    __slots__ = ("deadline", "future")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.future: asyncio.Future[PartitionRef] = asyncio.get_running_loop().create_future()
 
 
 class Directory:
@@ -33,7 +58,8 @@ class Directory:
         self.queues = QueueConfigCache(self._load_queue, clock)
         self._groups: dict[tuple[str, str], int] = {}
         self._subscriptions: set[tuple[str | None, str | None, str]] = set()
-        self._making: dict[tuple[str, str], asyncio.Future[PartitionRef]] = {}
+        self._making: dict[tuple[str, str], _Asked] = {}
+        self._asked = asyncio.Event()
         self._maker: asyncio.Task[None] | None = None
         self._finding: Singleflight[tuple[str, str], PartitionRef | None] = Singleflight(self._find, lambda key, ref: None)
 
@@ -60,61 +86,99 @@ class Directory:
         known = self.partitions.get(queue, partition)
         if known is not None:
             return known
-        future = self._making.get((queue, partition))
-        if future is None:
-            future = self._making[queue, partition] = asyncio.get_running_loop().create_future()
+        asked = self._making.get((queue, partition))
+        if asked is None:
+            asked = self._making[queue, partition] = _Asked(self._clock.monotonic() + MAKE_SECONDS)
+            self._asked.set()
             if self._maker is None:
                 self._maker = asyncio.create_task(self._make_all())
-        return await asyncio.shield(future)
+        return await asyncio.shield(asked.future)
 
     async def _make_all(self) -> None:
-        """Makes whatever is asked for until nothing is, 500 names a call."""
-        await asyncio.sleep(0)
-        pause, deadline = 0.004, self._clock.monotonic() + MAKE_SECONDS
-        while self._making:
-            names = sorted(self._making)[:NAMES_A_CALL]
-            try:
-                row = await self._database.row("make_partitions", [q for q, _ in names], [p for _, p in names])
-            except Busy as error:
-                if self._clock.monotonic() > deadline:
-                    self._give_up(names, error)
-                await asyncio.sleep(pause)
-                continue
-            except Exception as error:
-                self._give_up(names, error)
-                continue
-            missing = 0
-            for (queue, partition), queue_id, partition_id in zip(names, row["queue_ids"], row["partition_ids"], strict=True):
-                if partition_id is None:
-                    missing += 1
+        """Makes whatever is asked for until nothing is, 500 names a call; those that somebody is making right now come after the others."""
+        pause = MAKE_PAUSE
+        try:
+            await asyncio.sleep(0)
+            while self._making:
+                self._asked.clear()
+                names = sorted(itertools.islice(self._making, NAMES_A_CALL))
+                if await self._make_some(names):
+                    pause = MAKE_PAUSE
                     continue
-                ref = self.partitions.put(PartitionRef(partition_id, partition, queue, queue_id))
-                future = self._making.pop((queue, partition))
-                if not future.done():
-                    future.set_result(ref)
-            if missing == len(names):
-                if self._clock.monotonic() > deadline:
-                    self._give_up(names, Busy("somebody is making this partition and does not commit: send again later"))
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 0.05)
-            else:
-                pause, deadline = 0.004, self._clock.monotonic() + MAKE_SECONDS
-        self._maker = None
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), pause)
+                pause = min(pause * 2, MAKE_PAUSE_MOST)
+        finally:
+            self._maker = None
+            self._give_up(list(self._making), Unavailable("the server is stopping"))
+
+    async def _make_some(self, names: list[tuple[str, str]]) -> bool:
+        """One call; False when it got nowhere."""
+        try:
+            row = await self._database.row("make_partitions", [q for q, _ in names], [p for _, p in names])
+        except Busy:
+            found: list[tuple[int, int | None]] = [(0, None)] * len(names)
+        except Unavailable as error:
+            # Whatever became of the names, nothing was stored under them.
+            self._give_up(names, Unavailable(str(error)))
+            return True
+        except Exception as error:
+            self._give_up(names, error)
+            return True
+        else:
+            found = list(zip(row["queue_ids"], row["partition_ids"], strict=True))
+        now, moved = self._clock.monotonic(), False
+        for name, (queue_id, partition_id) in zip(names, found, strict=True):
+            asked = self._making.pop(name)
+            if partition_id is not None:
+                moved = True
+                ref = self.partitions.put(PartitionRef(partition_id, name[1], name[0], queue_id))
+                if not asked.future.done():
+                    asked.future.set_result(ref)
+                continue
+            self._making[name] = asked
+            if now > asked.deadline:
+                moved = True
+                self._give_up((name,), Busy("somebody is making this partition and does not commit: send again later"))
+        return moved
 
     def _give_up(self, names: Iterable[tuple[str, str]], error: BaseException) -> None:
         for name in names:
-            future = self._making.pop(name, None)
-            if future is not None and not future.done():
-                future.set_exception(error)
-                future.exception()
+            asked = self._making.pop(name, None)
+            if asked is not None and not asked.future.done():
+                asked.future.set_exception(error)
+                asked.future.exception()
 
-    async def remake(self, refs: Iterable[PartitionRef]) -> None:
-        """Refs that turned out asleep or gone: forgotten and made anew."""
-        refs = list(refs)
-        for ref in refs:
-            self.partitions.forget(ref.queue, ref.name)
+    async def renew(self, pushes: Iterable[Named]) -> set[int]:
+        """Partitions that turned out asleep or gone are made anew. Answers (as `id(push)`) the pushes whose names somebody is making right
+        now: nobody else waits for those."""
+        pushes = list(pushes)
+        for ref in {id(push.ref): push.ref for push in pushes}.values():
+            if self.partitions.get(ref.queue, ref.name) is ref:
+                self.partitions.forget(ref.queue, ref.name)
             self.queues.drop_name(ref.queue)
-        await asyncio.gather(*(self.make(ref.queue, ref.name) for ref in refs))
+        makes = {name: asyncio.create_task(self.make(*name)) for name in {(push.ref.queue, push.ref.name) for push in pushes}}
+        done, pending = await asyncio.wait(makes.values(), timeout=RENEW_SECONDS)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+        return {id(push) for push in pushes if makes[push.ref.queue, push.ref.name] in pending}
+
+    async def reconfigure(self, pushes: Iterable[N], reseal: Callable[[N], None]) -> None:
+        """Pushes are given what is known now of their partition and queue."""
+        for push in pushes:
+            push.ref = self.partitions.get(push.ref.queue, push.ref.name) or push.ref
+            config = await self.queues.get(push.ref.queue)
+            if config is not None:
+                push.config = config
+                reseal(push)
+
+    async def close(self) -> None:
+        """Whoever waits for a name is refused."""
+        if self._maker is not None:
+            self._maker.cancel()
+            await asyncio.gather(self._maker, return_exceptions=True)
 
     async def find(self, queue: str, partition: str) -> PartitionRef | None:
         """The partition if it is there and awake."""

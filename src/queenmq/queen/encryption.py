@@ -47,8 +47,8 @@ class Sealer:
         key = self._keys.get(name)
         if key is None:
             raise SealBroken(f"a message of queue {queue} is sealed with the key {name!r}, unknown here: add it to QUEEN_ENCRYPTION_KEYS")
-        data = base64.b64decode(text)
         try:
+            data = base64.b64decode(text, validate=True)
             return key.decrypt(data[:12], data[12:], queue.encode()).decode()
-        except InvalidTag:
+        except (InvalidTag, ValueError):
             raise SealBroken(f"a message of queue {queue} doesn't open with the key {name!r}") from None

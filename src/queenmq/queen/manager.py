@@ -472,4 +472,5 @@ class Manager:
     async def close(self) -> None:
         """Answers who waits, ends what is under way."""
         self.waits.close()
+        await self.directory.close()
         await self.sidecar.close()

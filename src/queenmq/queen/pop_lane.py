@@ -39,7 +39,9 @@ class Claimed:
     until: datetime | None
     rows: list[asyncpg.Record]
     again: bool
-    """Somebody holds a partition, or the walk ended before the index did: ask again at once."""
+    """Somebody holds a partition, or the walk isn't over: ask again soon."""
+    more: bool
+    """The walk ended before the index did: the unit goes on from there."""
     next_ready: float | None
     """When the next partition of the group becomes ready, in seconds since 1970."""
     gone: bool
@@ -49,7 +51,7 @@ class Claimed:
 class PopUnit(Unit):
     """One claim."""
 
-    __slots__ = ("batch", "future", "groups", "lease", "lease_seconds", "partition", "positions", "spread")
+    __slots__ = ("batch", "future", "groups", "lease", "lease_seconds", "partition", "rest", "spread")
 
     def __init__(
         self, groups: list[int], partition: int | None, batch: int, spread: int, lease_seconds: int | None, future: asyncio.Future[Claimed]
@@ -60,7 +62,7 @@ class PopUnit(Unit):
         self.spread = spread
         self.lease_seconds = lease_seconds
         self.lease = lease_id()
-        self.positions: dict[int, tuple[int, int]] = {}
+        self.rest: list[tuple[int, int, int]] = []
         self.future = future
 
     @property
@@ -95,9 +97,7 @@ class PopLane(Lane[PopUnit]):
         units.sort(key=lambda unit: unit.groups)
         walks: list[tuple[int, int, int, int]] = []
         for number, unit in enumerate(units, 1):
-            for group in unit.groups:
-                ready, partition = unit.positions.get(group) or (self._bound(group), 0)
-                walks.append((number, group, ready, partition))
+            walks.extend((number, *walk) for walk in unit.rest or [(group, self._bound(group), 0) for group in unit.groups])
         try:
             rows = await self._database.rows(
                 "pop_messages",
@@ -129,14 +129,18 @@ class PopLane(Lane[PopUnit]):
                     self._abandoned(unit.lease)
                 continue
             more = told["more"]
-            if more is not None and len(unit.groups) == 1:
-                unit.positions[unit.groups[0]] = (more[0], more[1])
+            unit.rest = []
+            if more is not None:
+                # From where the walk ended, never from the beginning: rows that a pusher holds would be walked for ever.
+                at = unit.groups.index(told["group"])
+                unit.rest = [(told["group"], more[0], more[1]), *((group, self._bound(group), 0) for group in unit.groups[at + 1 :])]
             unit.future.set_result(
                 Claimed(
                     unit.lease,
                     row["created_at"],
                     found,
                     not found and (told["held"] or more is not None),
+                    not found and more is not None,
                     told["next"] / 1e6 if told["next"] is not None else None,
                     told["gone"],
                 )

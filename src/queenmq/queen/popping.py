@@ -14,7 +14,7 @@ from uuid import UUID
 from queenmq.clock import Clock
 from queenmq.metrics import Metrics
 from queenmq.queen.directory import QUEUE_MODE, Directory
-from queenmq.queen.encryption import SealBroken, Sealer
+from queenmq.queen.encryption import Sealer
 from queenmq.queen.pop_lane import Claimed, PopUnit
 from queenmq.queen.replies import PopReply
 from queenmq.queen.sidecar import Sidecar
@@ -138,7 +138,7 @@ class Popper:
         self._sidecar.pop.submit([unit])
         try:
             claimed = await future
-            while claimed.again and unit.positions and not claimed.rows:
+            while claimed.more:
                 unit.future = asyncio.get_running_loop().create_future()
                 self._sidecar.pop.submit([unit])
                 claimed = await unit.future
@@ -151,7 +151,7 @@ class Popper:
             self._metrics.claim_empty += 1
         return claimed
 
-    async def _answer(self, request: PopRequest, claimed: Claimed) -> Popped:
+    async def _answer(self, request: PopRequest, claimed: Claimed) -> Popped | None:
         """The reply; when it can't be built the claim is given back."""
         try:
             ids = {row["partition_id"] for row in claimed.rows}
@@ -163,8 +163,12 @@ class Popper:
                     config = await self._directory.queues.get(ref.queue)
                     priorities[ref.queue] = config.priority if config is not None else 0
             rows = [row for row in claimed.rows if row["partition_id"] in refs]
+            if not rows:
+                # The queue was deleted meanwhile.
+                self._sidecar.release(claimed.lease)
+                return None
             body = self._reply.build(rows, refs, priorities, request.group, None if request.auto_ack else claimed.lease)
-        except (SealBroken, asyncio.CancelledError, Exception):
+        except BaseException:
             self._sidecar.release(claimed.lease)
             raise
         return Popped(body, claimed.lease, request.auto_ack, len(rows))

@@ -12,6 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from queenmq.clock import Clock
+from queenmq.errors import Unavailable
 from queenmq.metrics import Metrics
 from queenmq.postgres.pool import Database
 from queenmq.queen.ack_lane import AckLane, AckUnit, LeaseLane, LeaseUnit
@@ -60,7 +61,11 @@ class Sidecar:
 
     def _end(self, lease: UUID, action: str) -> asyncio.Future[bool]:
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.lease.submit([LeaseUnit(lease, action, 0, future)])
+        unit = LeaseUnit(lease, action, 0, future)
+        try:
+            self.lease.submit([unit])
+        except Unavailable as error:
+            unit.fail(error)
         return future
 
     async def close(self) -> None:

@@ -95,21 +95,19 @@ class TransactionLane(Lane[TransactionUnit]):
         self._over = over
 
     async def call(self, units: list[TransactionUnit], skip: bool) -> list[TransactionUnit]:
-        pushes = [push for unit in units for push in unit.pushes]
+        held: list[TransactionUnit] = []
         for _ in range(TRIES):
+            pushes = [push for unit in units for push in unit.pushes]
             try:
-                return await self._execute(units, skip)
+                return held + await self._execute(units, skip) if units else held
             except PartitionGone:
-                await self._directory.remake({id(push.ref): push.ref for push in pushes}.values())
+                late = await self._directory.renew(pushes)
+                held += [unit for unit in units if any(id(push) in late for push in unit.pushes)]
+                units = [unit for unit in units if not any(id(push) in late for push in unit.pushes)]
             except ConfigChanged:
                 for name in {push.config.name for push in pushes}:
                     self._directory.queues.drop_name(name)
-            for push in pushes:
-                push.ref = await self._directory.make(push.ref.queue, push.ref.name)
-                config = await self._directory.queues.get(push.ref.queue)
-                if config is not None:
-                    push.config = config
-                    self._reseal(push)
+            await self._directory.reconfigure([push for unit in units for push in unit.pushes], self._reseal)
         raise Unavailable("the queue keeps changing: send again later")
 
     async def _execute(self, units: list[TransactionUnit], skip: bool) -> list[TransactionUnit]:

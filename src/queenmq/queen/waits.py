@@ -16,6 +16,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._generations: dict[str | None, int] = {}
+        self._waiters: dict[str | None, int] = {}
         self._parked: dict[str | None, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._closed = False
@@ -34,15 +35,16 @@ class Waits:
     def notify(self, queue: str | None) -> None:
         """Something happened in the queue (None: in any)."""
         if queue is None:
-            for each in list(self._parked):
+            # Not only the parked: a notification that lands while a claim runs counts for it too.
+            for each in list(self._generations):
                 self._wake(each)
             return
         self._wake(queue)
         self._wake(None)
 
     def _wake(self, queue: str | None) -> None:
-        if queue in self._parked or queue in self._generations:
-            self._generations[queue] = self._generations.get(queue, 0) + 1
+        if queue in self._generations:
+            self._generations[queue] += 1
         for future in self._parked.pop(queue, ()):
             if not future.done():
                 future.set_result(None)
@@ -50,12 +52,14 @@ class Waits:
     def enter(self, queue: str | None) -> int:
         """Begins a wait: the generation to compare with."""
         self._count += 1
+        self._waiters[queue] = self._waiters.get(queue, 0) + 1
         return self._generations.setdefault(queue, 0)
 
     def leave(self, queue: str | None) -> None:
         self._count -= 1
-        if not self._count:
-            self._generations.clear()
+        self._waiters[queue] -= 1
+        if not self._waiters[queue]:
+            del self._waiters[queue], self._generations[queue]
 
     async def park(self, queue: str | None, generation: int, seconds: float) -> int:
         """Waits for a notification later than the generation, or so long; answers the generation now."""
