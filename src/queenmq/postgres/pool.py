@@ -41,7 +41,14 @@ _AWAY = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InvalidAuthorizationSpecificationError,
 )
-_LOST = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, OSError)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # an idle connection that was told FATAL and isn't closed yet: "another operation is in progress"
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    OSError,
+)
 
 _STALE = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError, asyncpg.UndefinedFunctionError)
 
