@@ -151,6 +151,23 @@ async def test_a_database_whose_default_level_is_serializable_is_taken_over_once
     assert await delivered(older.pg, "q") == {"Default": rows}
 
 
+async def test_a_role_with_a_short_statement_timeout_and_a_search_path_of_its_own_takes_over(older: Older, empty_database_url: str) -> None:
+    partitions = await older.queue("q", *(f"p{n}" for n in range(50)))
+    await older.pg.execute(
+        "INSERT INTO queen.messages (transaction_id, partition_id, payload) SELECT gen_random_uuid()::text, p, '{}'"
+        " FROM unnest($1::uuid[]) p, generate_series(1, 400)",
+        partitions,
+    )
+    narrow = await asyncpg.connect(empty_database_url, server_settings={"statement_timeout": "150ms", "search_path": "nowhere"})
+    try:
+        applied = await migrate_connection(narrow)
+        assert applied.adopted is not None
+        assert applied.adopted.figures["messages"] == 20_000
+        assert await narrow.fetchval("SELECT count(*) FROM queen.messages") == 20_000
+    finally:
+        await narrow.close()
+
+
 async def test_a_role_that_may_not_rename_the_schema_is_told_what_to_run(
     older: Older, postgres: EmbeddedPostgres, empty_database_url: str
 ) -> None:

@@ -21,7 +21,7 @@ async def test_migrate_back_and_forget_on_the_command_line(older: Older, empty_d
     settings = {"QUEEN_DATABASE_URL": empty_database_url, "QUEENMQ_HOME": str(home_dir)}
     said = await queenmq("migrate", **settings)
     assert said.code == 0, said.err
-    assert "taken over: 3 messages in 1 partitions of 1 queues" in said.out
+    assert "taken over from the older system: messages 3, partitions 1, queues 1" in said.out
     assert "kept in the schema queen_before" in said.out
     assert "adopted" not in (await queenmq("migrate", "--json", **settings)).json
     assert (await queenmq("queues", "--json", **settings)).json[0]["stored"] == 3

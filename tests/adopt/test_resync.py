@@ -129,7 +129,10 @@ async def test_the_last_run_is_kept_for_metrics(pg: Connection) -> None:
     await pg.execute("UPDATE queen.partition_lookup SET next_seq = 1")
     await resync(pg)
     kept = json.loads(await pg.fetchval("SELECT value::text FROM queen.system_state WHERE key = 'resync'"))
-    assert (kept["partitions"], kept["stale_lookups"], kept["busy"]) == (1, 1, 0)
+    assert (kept["partitions"], kept["stale_lookups"], kept["busy"], kept["stale_lookups_total"]) == (1, 1, 0, 1)
+    await resync(pg)
+    kept = json.loads(await pg.fetchval("SELECT value::text FROM queen.system_state WHERE key = 'resync'"))
+    assert (kept["stale_lookups"], kept["stale_lookups_total"]) == (0, 1)
 
 
 async def test_a_counter_that_fell_behind_a_cursor_is_lifted_so_that_no_new_message_is_stepped_over(pg: Connection) -> None:

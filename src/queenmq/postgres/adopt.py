@@ -35,19 +35,18 @@ class Adopted:
         """For a person to read."""
         f = self.figures
         found = [
-            f"taken over: {f['messages']} messages in {f['partitions']} partitions of {f['queues']} queues",
-            f"  {f['groups']} consumer groups, {f['cursors']} cursors, {f['subscriptions']} subscriptions",
-            f"  {f['dead_letters']} dead letters",
+            f"taken over from the older system: messages {f['messages']}, partitions {f['partitions']}, queues {f['queues']}",
+            f"  groups {f['groups']}, cursors {f['cursors']}, subscriptions {f['subscriptions']}, dead letters {f['dead_letters']}",
             f"  the older tables are kept in the schema {BEFORE} (`queenmq migrate --back` returns to them, `--forget` drops them)",
         ]
         notes = {
-            "leases_ended": "leases were ended: their messages are delivered again",
-            "transaction_ids_made": "messages had no transaction id: theirs is now their old message id",
-            "transaction_ids_renamed": "messages had the transaction id of an earlier one of their partition: their old id was appended",
-            "messages_without_partition": f"messages belong to no partition: they were left in {BEFORE}",
-            "dead_letters_without_partition": f"dead letters belong to no partition: they were left in {BEFORE}",
+            "leases_ended": "leases ended: {} (their messages are delivered again)",
+            "transaction_ids_made": "messages without a transaction id: {} (theirs is now their old message id)",
+            "transaction_ids_renamed": "messages with the transaction id of an earlier one beside them: {} (their old id was appended)",
+            "messages_without_partition": f"messages that belong to no partition: {{}} (they were left in {BEFORE})",
+            "dead_letters_without_partition": f"dead letters that belong to no partition: {{}} (they were left in {BEFORE})",
         }
-        found += [f"  {f[name]} {text}" for name, text in notes.items() if f[name]]
+        found += [f"  {text.format(f[name])}" for name, text in notes.items() if f[name]]
         if f["ttl_left_off"]:
             names = ", ".join(f["ttl_left_off"])
             found.append(f"  ttl is off for {names}: messages older than it still wait there; configure it again to let them expire")

@@ -3,6 +3,8 @@ DO $$
 DECLARE
     v_table text;
 BEGIN
+    -- a role's own limit is for its everyday statements
+    SET LOCAL statement_timeout = 0;
     IF current_setting('lock_timeout') = '0' THEN
         SET LOCAL lock_timeout = '5s';
     END IF;

@@ -1,6 +1,9 @@
 -- The older system's tables, each seen through a view that has every column we know, in our types: what a database lacks is null,
 -- a table that isn't there is empty. So everything after this is plain SQL, whatever the older version was. The views, and all else
 -- named adopt_…, live in our schema only inside this transaction: the older schema itself is not touched.
+SET LOCAL work_mem = '64MB';
+SET LOCAL maintenance_work_mem = '256MB';
+
 DO $$
 DECLARE
     v_id   text := (SELECT format_type(atttypid, atttypmod) FROM pg_attribute
