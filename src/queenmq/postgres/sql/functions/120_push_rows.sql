@@ -13,7 +13,8 @@ BEGIN
          WHERE p_bases[u.which] IS NOT NULL
     ), known AS (
         SELECT i.*, m.seq AS stored_seq
-          FROM item i LEFT JOIN queen.messages m ON m.partition_id = i.partition_id AND m.transaction_id = i.transaction_id
+          FROM item i LEFT JOIN LATERAL (SELECT x.seq FROM queen.messages x
+                                          WHERE x.partition_id = i.partition_id AND x.transaction_id = i.transaction_id LIMIT 1) m ON true
     ), placed AS (
         SELECT k.*, p_bases[k.which] + row_number() OVER (PARTITION BY k.which ORDER BY k.ord) - 1 AS new_seq
           FROM known k WHERE k.stored_seq IS NULL AND k.copy = 1

@@ -3,7 +3,7 @@
 -- in (queue, name) order.
 CREATE OR REPLACE FUNCTION queen.make_partitions(p_queues text[], p_partitions text[],
     OUT queue_ids int[], OUT partition_ids int[], OUT versions bigint[])
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_missing boolean;
     v_claimed boolean[];
@@ -47,12 +47,13 @@ $$;
 -- What is there and awake, by position.
 CREATE OR REPLACE FUNCTION queen.find_partitions(p_queues text[], p_partitions text[],
     OUT queue_ids int[], OUT partition_ids int[], OUT versions bigint[], OUT missing boolean)
-LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
     SELECT array_agg(q.id ORDER BY u.ord), array_agg(l.partition_id ORDER BY u.ord), array_agg(q.config_version ORDER BY u.ord),
            bool_or(l.partition_id IS NULL)
       FROM unnest(p_queues, p_partitions) WITH ORDINALITY u(queue, partition, ord)
       LEFT JOIN queen.queues q ON q.name = u.queue
-      LEFT JOIN queen.partitions p ON p.queue_id = q.id AND p.name = u.partition
+      -- One look into the index each: on tables that were never analysed a join reads all names of the queue.
+      LEFT JOIN LATERAL (SELECT p.id FROM queen.partitions p WHERE p.queue_id = q.id AND p.name = u.partition LIMIT 1) p ON true
       LEFT JOIN queen.partition_lookup l ON l.partition_id = p.id
 $$;
 

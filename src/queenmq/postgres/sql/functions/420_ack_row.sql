@@ -17,7 +17,8 @@ BEGIN
     FOR a IN SELECT u.ord::int AS ord, u.transaction_id, m.seq, u.error,
                     CASE u.status WHEN 'success' THEN 'completed' ELSE coalesce(u.status, 'completed') END AS status
                FROM unnest(p_which, p_transactions, p_statuses, p_errors) WITH ORDINALITY u(which, transaction_id, status, error, ord)
-               LEFT JOIN queen.messages m ON m.partition_id = p_partition AND m.transaction_id = u.transaction_id
+               LEFT JOIN LATERAL (SELECT x.seq FROM queen.messages x
+                                   WHERE x.partition_id = p_partition AND x.transaction_id = u.transaction_id LIMIT 1) m ON true
               WHERE u.which = p_row ORDER BY u.ord LOOP
         SELECT * INTO r FROM queen.ack_one(c, a.seq, a.status, a.error, p_lease, p_now, p_repeat);
         c := r.c;

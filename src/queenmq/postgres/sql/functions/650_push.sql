@@ -3,7 +3,7 @@
 -- Waits at most 500 ms for a partition that somebody holds (then 55P03) unless the user set lock_timeout. Answers the message's id.
 CREATE OR REPLACE FUNCTION queen.push(p_queue text, p_partition text, p_payload json, p_transaction_id text DEFAULT NULL,
     p_headers json DEFAULT NULL, p_delay_seconds float8 DEFAULT NULL, p_trace_id uuid DEFAULT NULL, p_encrypted boolean DEFAULT false) RETURNS uuid
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_wait text := current_setting('lock_timeout');
     v_id   int;
@@ -52,7 +52,7 @@ $$;
 -- The id of an awake partition, made or woken when need be. Takes no queue lock: what it makes or wakes leaves a row in queen.wakes,
 -- and a server makes the missing consumer rows after the commit.
 CREATE OR REPLACE FUNCTION queen.outbox_partition(p_queue text, p_partition text) RETURNS int
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_new boolean;
     r     record;
