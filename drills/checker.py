@@ -36,6 +36,7 @@ class Ledger:
     acknowledged: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)  # certain not to be there: rolled back, or told so
     together: list[tuple[int, ...]] = field(default_factory=list)  # all of them or none
+    seqs: dict[int, int] = field(default_factory=dict)  # what a push's reply said
 
     def take(self, stream: int, count: int) -> range:
         """The stream's next ids, sent from now on."""
@@ -96,6 +97,7 @@ class Verdict:
     reordered: int = 0
     unleased: int = 0
     torn: int = 0
+    misplaced: int = 0
     examples: list[str] = field(default_factory=list)
     _told: Counter[str] = field(default_factory=Counter)
 
@@ -123,6 +125,7 @@ def judge(ledger: Ledger, groups: Mapping[str, Group], deaths: Mapping[str, floa
             verdict.tell("lost", f"{show(message)} was acknowledged and never delivered to {name}")
         _duplicates(name, group, ordered, again, deaths, verdict)
         _order(name, ordered, ledger, verdict)
+        _places(name, ordered, ledger, verdict)
         everywhere |= seen
     for message in everywhere:
         if not ledger.may_exist(message):
@@ -235,6 +238,18 @@ def _order(name: str, parts: list[Part], ledger: Ledger, verdict: Verdict) -> No
                     verdict.tell("reordered", f"{name}: {show(message)}, seq {seq}, came after {key[1]}/{newest[key]}, sent later")
                 newest[key] = max(newest.get(key, -1), number_of(message))
         highest[part.partition] = top
+
+
+def _places(name: str, parts: list[Part], ledger: Ledger, verdict: Verdict) -> None:
+    """Each message has the seq that its producer was told."""
+    for part in parts:
+        for seq, message in zip(part.seqs, part.ids, strict=True):
+            told = ledger.seqs.get(message, seq)
+            if told != seq:
+                verdict.misplaced += 1
+                verdict.tell(
+                    "misplaced", f"{name}: {show(message)} has seq {seq} of partition {part.partition}, its producer was told {told}"
+                )
 
 
 def packed(values: Iterable[int]) -> Sequence[int]:

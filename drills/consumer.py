@@ -93,6 +93,7 @@ class Loop:
                 await asyncio.sleep(0.05)
                 continue
             if status != 200:
+                self.journal.trouble("pop", status)
                 await asyncio.sleep(0.05)
                 continue
             reply = REPLY.decode(raw)
@@ -148,6 +149,7 @@ class Loop:
                 ]
                 self.journal.completed(reply.leaseId, done)
                 return
+            self.journal.trouble("ack", status)
             await asyncio.sleep(0.05)
 
     async def _transaction(self, line: Line, reply: Reply) -> None:
@@ -173,7 +175,9 @@ class Loop:
             self.journal.pushed(ids, done)
             if done:
                 self.journal.completed(reply.leaseId, [each.data.id for each in reply.messages])
-        elif nothing_done(status, raw):
+            return
+        self.journal.trouble("transaction", status)
+        if nothing_done(status, raw):
             self.journal.pushed(ids, done=False)
 
 

@@ -7,6 +7,7 @@ writer was killed.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from drills.checker import Group, Ledger, Part, packed
 
 DELIVERED, RETURNING, COMPLETED = "d", "r", "c"
 PUSHING, PUSHED, REFUSED = "p", "y", "n"
+TROUBLE = "x"
 
 
 class Journal:
@@ -44,6 +46,10 @@ class Journal:
         """What the server said of it, when that is certain."""
         self._write((PUSHED if done else REFUSED, "", ids))
 
+    def trouble(self, route: str, status: int) -> None:
+        """A reply that was no success."""
+        self._write((TROUBLE, f"{route}_{status}", ()))
+
     def _write(self, line: tuple[object, ...]) -> None:
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
@@ -56,8 +62,9 @@ def lines(path: Path) -> Iterator[list[Any]]:
                 yield msgspec.json.decode(line)
 
 
-def read(path: Path, group: Group, ledger: Ledger) -> None:
-    """Adds one consumer's journal to what is known of its group, and its own pushes to the ledger."""
+def read(path: Path, group: Group, ledger: Ledger) -> Counter[str]:
+    """Adds one consumer's journal to what is known of its group, and its own pushes to the ledger; answers what troubles it met."""
+    troubles: Counter[str] = Counter()
     for kind, lease, *columns in lines(path):
         ids = columns[-1]
         if kind == DELIVERED:
@@ -78,3 +85,6 @@ def read(path: Path, group: Group, ledger: Ledger) -> None:
             ledger.acknowledged.update(ids)
         elif kind == REFUSED:
             ledger.refused.update(ids)
+        elif kind == TROUBLE:
+            troubles[lease] += 1
+    return troubles

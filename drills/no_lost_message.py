@@ -234,7 +234,8 @@ class Drill:
         self.report.promise(dead == 0, f"{dead} messages were dead-lettered")
         for name, group in groups.items():
             for file in self.stage.journals(name):
-                journal.read(file, group, self.ledger)
+                for trouble, count in journal.read(file, group, self.ledger).items():
+                    self.pace.count(trouble, count)
         return judge(self.ledger, groups, self.stage.deaths)
 
     def _settle_users(self, orders: set[int]) -> None:
@@ -250,10 +251,10 @@ class Drill:
 def summed_up(drill: Drill, verdict: Verdict) -> None:
     """Figures and promises."""
     report = drill.report
-    for name in ("acknowledged", "lost", "unexpected", "duplicates", "reordered", "unleased", "torn", "deliveries"):
-        report.figure(name, getattr(verdict, name))
+    for name in ("acknowledged", "lost", "unexpected", "duplicates", "reordered", "unleased", "torn", "misplaced", "deliveries"):
+        report.figures[name] = getattr(verdict, name)  # exact, however many
     for name, count in drill.kills.items():
-        report.figure(f"kills_{name}", count)
+        report.figures[f"kills_{name}"] = count
     report.figure("seconds", time.monotonic() - drill.began)
     for example in verdict.examples:
         report.say(f"    {example}")
@@ -261,7 +262,9 @@ def summed_up(drill: Drill, verdict: Verdict) -> None:
     if drill.options.planted:
         report.promise(verdict.lost > 0, "the planted cursor lost nothing that the judge saw: it can't be trusted")
         return
-    for name in ("lost", "unexpected", "duplicates", "reordered", "gaps", "unleased", "torn"):
+    errors = sum(count for name, count in drill.pace.counts.items() if name.endswith("_500"))
+    report.promise(errors == 0, f"{errors} requests were answered with 500")
+    for name in ("lost", "unexpected", "duplicates", "reordered", "gaps", "unleased", "torn", "misplaced"):
         report.promise(report.figures[name] == 0, f"{name} is {report.figures[name]:,.0f}, not 0")
     report.promise(verdict.acknowledged >= drill.pace.target, "too few messages were acknowledged")
 

@@ -40,6 +40,7 @@ Level = Literal["read_committed", "repeatable_read", "serializable"]
 class Pushed(msgspec.Struct):
     transaction_id: str
     status: str
+    seq: int | None
 
 
 PUSHED = msgspec.json.Decoder(list[Pushed])
@@ -69,8 +70,8 @@ class Pace:
                 return
             await asyncio.sleep(0.02)
 
-    def count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
+    def count(self, name: str, more: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + more
 
 
 @dataclass(slots=True)
@@ -110,10 +111,13 @@ class HttpProducer:
                 continue
             if status == 201:
                 answers = PUSHED.decode(raw)
-                good = {int(answer.transaction_id) for answer in answers if answer.status in ("queued", "duplicate")}
+                good: dict[int, int] = {}
                 for answer in answers:
                     self.pace.count(f"push_{answer.status}")
+                    if answer.status in ("queued", "duplicate") and answer.seq is not None:
+                        good[int(answer.transaction_id)] = answer.seq
                 self.pace.ledger.acknowledged.update(good)
+                self.pace.ledger.seqs.update(good)
                 wanted = [each for each in wanted if each[0] not in good]
             else:
                 self.pace.count(f"push_{status}{'_nothing_done' if nothing_done(status, raw) else ''}")
