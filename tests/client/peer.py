@@ -73,6 +73,12 @@ class Peer:
     connections: int = 0
     ended: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    server: asyncio.Server | None = None
+
+    async def go_away(self) -> None:
+        """New connections are refused from now on."""
+        assert self.server is not None
+        self.server.close()
 
     async def until(self, true: Callable[[Peer], bool], seconds: float = 10.0) -> None:
         """Waits for something to have happened."""
@@ -117,6 +123,7 @@ async def misbehaving(*script: Step, port: int = 0) -> AsyncIterator[Peer]:
         await peer.serve(reader, writer)
 
     server = await asyncio.start_server(accept, "127.0.0.1", port)
+    peer.server = server
     peer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield peer

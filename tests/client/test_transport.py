@@ -92,6 +92,19 @@ async def test_a_server_that_stays_away_ends_the_call_with_an_error_that_says_so
                 await q.push("orders", 1)
 
 
+async def test_that_an_earlier_try_may_have_been_done_is_not_hidden_by_the_last_one() -> None:
+    async with misbehaving(cut, answer(503, BUSY | {"nothingDone": True})) as peer, Queen(peer.url, timeout=0.5) as q:
+        with pytest.raises(OutcomeUnknown):
+            await q.push("orders", 1)
+    assert len(peer.asked) > 1
+    async with misbehaving(cut) as peer, Queen(peer.url, timeout=1) as q:
+        call = asyncio.create_task(q.push("orders", 1))
+        await peer.until(lambda seen: len(seen.asked) == 1)
+        await peer.go_away()
+        with pytest.raises(OutcomeUnknown):
+            await call
+
+
 async def test_retry_after_is_honoured() -> None:
     async with misbehaving(answer(503, BUSY, headers={"retry-after": "0.4"}), answer(201, STORED)) as peer, Queen(peer.url) as q:
         started = Clock().monotonic()

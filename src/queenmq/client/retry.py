@@ -30,6 +30,11 @@ def may_repeat(request: Request, failure: QueenClientError) -> bool:
             return False
 
 
+def may_have_been_done(failure: QueenClientError) -> bool:
+    """Whether the request may have had its effect although it failed."""
+    return isinstance(failure, OutcomeUnknown) or (isinstance(failure, Unavailable) and not failure.nothing_done)
+
+
 def pause(attempt: int, draw: float, retry_after: float | None = None) -> float:
     """Seconds before attempt number `attempt` + 1 (the first was 1); `draw` is random in [0, 1).
 

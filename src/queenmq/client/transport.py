@@ -21,7 +21,6 @@ from queenmq.clock import Clock
 
 # shorter than servers keep an idle connection (uvicorn: 5 s), so that a request doesn't meet the closing of its connection
 _IDLE_SECONDS = 4.0
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class Transport:
@@ -60,17 +59,22 @@ class Transport:
         """The answer to `request`, 2xx always; anything else is raised. `timeout` overrides the client's for all attempts together."""
         deadline = self._clock.monotonic() + (self.timeout if timeout is None else timeout) + request.hold
         attempt = 0
+        perhaps: QueenClientError | None = None
         while True:
             attempt += 1
             try:
                 reply = await self._once(request, deadline)
                 raise_for(reply)
             except QueenClientError as failure:
-                if not retry.may_repeat(request, failure):
-                    raise
+                if retry.may_have_been_done(failure):
+                    perhaps = failure
                 asked = failure.retry_after if isinstance(failure, Unavailable) else None
-                if not await self.pause(attempt, deadline, asked):
-                    raise
+                if retry.may_repeat(request, failure) and await self.pause(attempt, deadline, asked):
+                    continue
+                if perhaps is not None and perhaps is not failure and isinstance(failure, NotReachable | Unavailable):
+                    # "nothing was sent" of the last try would hide that an earlier one may have been done
+                    raise perhaps from failure
+                raise
             else:
                 return reply
 
@@ -88,15 +92,28 @@ class Transport:
         answer = min(left, self._attempt_timeout + request.hold) if request.after_loss or request.hold else left
         timeout = httpx.Timeout(connect=min(left, self._attempt_timeout), pool=left, read=answer, write=answer)
         headers = {} if request.body is None else {"content-type": "application/json"}
+        sent = False
+
+        async def follow(event: str, _: Mapping[str, object]) -> None:
+            nonlocal sent
+            sent = sent or event == "http11.send_request_headers.started"
+
         try:
             # httpx counts each read by itself; this is the end of the whole attempt, an answer in drops included
             async with asyncio.timeout(left):
                 got = await (self._held if request.hold else self._http).request(
-                    request.method, self.url + request.path, content=request.body, headers=headers, timeout=timeout
+                    request.method,
+                    self.url + request.path,
+                    content=request.body,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": follow},
                 )
-        except _NOT_SENT as error:
-            raise NotReachable(f"{self.url} can't be reached: {_reason(error)}") from error
+        except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            raise UsageError(f"{self.url} can't be asked: {error}") from error
         except (httpx.TransportError, TimeoutError) as error:
+            if not sent:
+                raise NotReachable(f"{self.url} can't be reached: {_reason(error)}") from error
             raise OutcomeUnknown(f"{self.url} gave no answer to {request.method} {_plain(request.path)}: {_reason(error)}") from error
         except (httpx.InvalidURL, httpx.HTTPError) as error:
             raise UsageError(f"{self.url} can't be asked: {error}") from error
@@ -120,7 +137,14 @@ def _plain(path: str) -> str:
     return path.partition("?")[0]
 
 
+_PLAINLY = {
+    "ReadTimeout": "no answer in time",
+    "TimeoutError": "no answer in time",
+    "ConnectTimeout": "no connection in time",
+    "PoolTimeout": "all of this client's connections are busy",
+}
+
+
 def _reason(error: BaseException) -> str:
-    words = str(error).strip()
     name = type(error).__name__
-    return words if words and words != name else {"ReadTimeout": "no answer in time", "TimeoutError": "no answer in time"}.get(name, name)
+    return _PLAINLY.get(name) or str(error).strip() or name
