@@ -42,6 +42,9 @@ class PartitionIdCache:
     def put(self, ref: PartitionRef) -> PartitionRef:
         """Keeps a ref in place of what was known of its name and id."""
         self.forget(ref.queue, ref.name)
+        other = self._ids.get(ref.id)
+        if other is not None:
+            self.forget(other.queue, other.name)
         while len(self._ids) >= self._most:
             self.forget_queue(next(iter(self._queues)))
         self._queues.setdefault(ref.queue, {})[ref.name] = ref
