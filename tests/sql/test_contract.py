@@ -222,7 +222,7 @@ async def test_a_message_id_is_the_messages_address(pg: Connection) -> None:
         made = await pg.fetchval("SELECT queen.message_id($1, $2)", partition, seq)
         assert made.version == 8
         assert made.variant == uuid.RFC_4122
-        assert tuple(await pg.fetchrow("SELECT * FROM queen.message_address($1)", made)) == (partition, seq)
+        assert tuple((await pg.fetch("SELECT * FROM queen.message_address($1)", made))[0]) == (partition, seq)
     assert await pg.fetch("SELECT * FROM queen.message_address($1)", uuid.uuid4()) == []
     given = await pg.fetchval("SELECT queen.push('q', 'p', '1', 'x')")
     assert await pg.fetchval("SELECT queen.push('q', 'p', '1', 'x')") == given

@@ -26,8 +26,8 @@ FILL = """
 WITH q AS (INSERT INTO queen.queues (name) VALUES ('q') RETURNING id),
      p AS (INSERT INTO queen.partitions (queue_id, name) SELECT q.id, 'p' || n FROM q, generate_series(1, 10000) n RETURNING id),
      l AS (INSERT INTO queen.partition_lookup (partition_id, next_seq) SELECT id, 3 FROM p),
-     g AS (INSERT INTO queen.consumer_groups_metadata (consumer_group, queue_id, queue_name) SELECT name, q.id, 'q' FROM q, unnest('{g,h}'::text[]) name
-           RETURNING id),
+     g AS (INSERT INTO queen.consumer_groups_metadata (consumer_group, queue_id, queue_name)
+           SELECT name, q.id, 'q' FROM q, unnest('{g,h}'::text[]) name RETURNING id),
      c AS (INSERT INTO queen.partition_consumers (partition_id, group_id, cursor_seq, ready_at)
            SELECT p.id, g.id, 2, CASE WHEN n % 2 = 0 THEN clock_timestamp() + interval '1 hour' END
              FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM p) p, g)
