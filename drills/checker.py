@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+FAULTS = ("lost", "unexpected", "duplicates", "reordered", "unleased", "torn", "misplaced")
 STREAM_BITS = 32
 EXAMPLES = 5
 
@@ -87,10 +88,11 @@ class Group:
 
 @dataclass(slots=True)
 class Verdict:
-    """Counts; all but `acknowledged` and `deliveries` must be 0."""
+    """Counts. The first three say how much was seen, all others must be 0."""
 
     acknowledged: int = 0
     deliveries: int = 0
+    redelivered: int = 0
     lost: int = 0
     unexpected: int = 0
     duplicates: int = 0
@@ -119,7 +121,9 @@ def judge(ledger: Ledger, groups: Mapping[str, Group], deaths: Mapping[str, floa
     for name, group in groups.items():
         ordered = _in_order(name, group, verdict)
         seen, again = _seen(ordered)
-        verdict.deliveries += sum(len(part.ids) for part in ordered)
+        deliveries = sum(len(part.ids) for part in ordered)
+        verdict.deliveries += deliveries
+        verdict.redelivered += deliveries - len(seen)
         for message in ledger.acknowledged - seen:
             verdict.lost += 1
             verdict.tell("lost", f"{show(message)} was acknowledged and never delivered to {name}")

@@ -6,10 +6,11 @@ Never answers what it hasn't written down first. Invariant: what stands in its j
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -78,6 +79,7 @@ class Loop:
     stream: int
     dice: random.Random
     pushed: int = 0
+    parent: int = field(default_factory=os.getppid)
 
     async def run(self) -> None:
         told = self.orders
@@ -90,6 +92,8 @@ class Loop:
             try:
                 status, raw = await line.call("GET", path)
             except Lost:
+                if os.getppid() != self.parent:
+                    return  # the drill itself is gone
                 await asyncio.sleep(0.05)
                 continue
             if status != 200:

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ import asyncpg
 from benchmarks.common import Report, machine_lines, main
 from benchmarks.lab import queries
 from drills import journal
-from drills.checker import Grant, Group, Ledger, Verdict, judge
+from drills.checker import FAULTS, Grant, Group, Ledger, Verdict, judge
 from drills.consumer import Orders
 from drills.line import Line
 from drills.producers import GONE, SQL, HttpProducer, Level, Pace, SqlUser
@@ -251,7 +252,7 @@ class Drill:
 def summed_up(drill: Drill, verdict: Verdict) -> None:
     """Figures and promises."""
     report = drill.report
-    for name in ("acknowledged", "lost", "unexpected", "duplicates", "reordered", "unleased", "torn", "misplaced", "deliveries"):
+    for name in ("acknowledged", *FAULTS, "deliveries", "redelivered"):
         report.figures[name] = getattr(verdict, name)  # exact, however many
     for name, count in drill.kills.items():
         report.figures[f"kills_{name}"] = count
@@ -264,7 +265,7 @@ def summed_up(drill: Drill, verdict: Verdict) -> None:
         return
     errors = sum(count for name, count in drill.pace.counts.items() if name.endswith("_500"))
     report.promise(errors == 0, f"{errors} requests were answered with 500")
-    for name in ("lost", "unexpected", "duplicates", "reordered", "gaps", "unleased", "torn", "misplaced"):
+    for name in (*FAULTS, "gaps"):
         report.promise(report.figures[name] == 0, f"{name} is {report.figures[name]:,.0f}, not 0")
     report.promise(verdict.acknowledged >= drill.pace.target, "too few messages were acknowledged")
 
@@ -272,6 +273,9 @@ def summed_up(drill: Drill, verdict: Verdict) -> None:
 async def run() -> int:
     options = arguments()
     report = Report(options)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # Ctrl-C does the same: nothing is left running
     plan = QUICK if options.quick else FULL
     async with stage(options.keep) as on:
         drill = Drill(options, plan, on, report)

@@ -182,13 +182,19 @@ class SqlUser:
     async def _transaction(self, connection: asyncpg.Connection[Any], ids: list[int], back: bool) -> None:
         transaction = connection.transaction(isolation=self.level)
         await transaction.start()
+        work_first = self.dice.random() < 0.5
         try:
+            await self._work(work_first)
             for number, place in zip(ids, sorted(self.dice.choices(self.partitions, k=len(ids))), strict=True):
                 await connection.execute(SQL["push"], self.queue, place, f'{{"id":{number}}}')
             await connection.execute(SQL["order"], ids)
-            if self.slow:
-                await asyncio.sleep(self.slow * self.dice.uniform(0.1, 1.0))
+            await self._work(not work_first)
         except REPEATED:
             await transaction.rollback()
             raise
         await (transaction.rollback() if back else transaction.commit())
+
+    async def _work(self, here: bool) -> None:
+        """What a slow user does in his transaction, before his pushes or after them."""
+        if here and self.slow:
+            await asyncio.sleep(self.slow * self.dice.uniform(0.1, 1.0))

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from drills.checker import Grant, Group, Ledger, Part, Verdict, identity, judge
+from drills.checker import FAULTS, Grant, Group, Ledger, Part, Verdict, identity, judge
 from drills.journal import Journal, read
 
-FAULTS = ("lost", "unexpected", "duplicates", "reordered", "unleased", "torn", "misplaced")
 A, B = "lease-a", "lease-b"
 
 
