@@ -294,3 +294,33 @@ async def test_an_adopted_schema_is_the_same_as_a_fresh_one(older: Older, pg: Co
     indexes = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'queen' ORDER BY 1"
     for query in (columns, functions, indexes):
         assert await older.pg.fetch(query) == await pg.fetch(query)
+
+
+async def test_two_rows_for_one_place_become_one_and_the_earlier_cursor_counts(before: Connection) -> None:
+    """Without the older system's unique constraints a database may hold a queue, a partition or a cursor twice."""
+    await before.execute(
+        "CREATE SCHEMA queen; CREATE TABLE queen.queues (id int PRIMARY KEY, name text);"
+        "CREATE TABLE queen.partitions (id int PRIMARY KEY, queue_id int, name text);"
+        "CREATE TABLE queen.messages (id int PRIMARY KEY, partition_id int, payload json, created_at timestamptz, transaction_id text);"
+        "CREATE TABLE queen.partition_consumers (partition_id int, consumer_group text, last_consumed_id int,"
+        " last_consumed_created_at timestamptz);"
+        "CREATE TABLE queen.dead_letter_queue (message_id int, partition_id int, consumer_group text, payload json, transaction_id text);"
+        "INSERT INTO queen.queues VALUES (1, 'q'), (2, 'q'); INSERT INTO queen.partitions VALUES (10, 1, 'p'), (11, 2, 'p'), (12, 2, 'p');"
+        "INSERT INTO queen.messages SELECT n, 10 + n % 3, json_build_object('n', n),"
+        " '2026-01-01'::timestamptz + n * interval '1 s', 't' || n % 5"
+        " FROM generate_series(1, 9) n;"
+        "INSERT INTO queen.partition_consumers SELECT 10 + n % 3, 'g', n,"
+        " '2026-01-01'::timestamptz + n * interval '1 s' FROM (VALUES (3), (5), (8)) x(n);"
+        """INSERT INTO queen.dead_letter_queue VALUES (99, 11, 'g', '{"gone": 1}', 'was'), (98, 77, 'g', '{}', 'nowhere'),"""
+        " (6, NULL, NULL, NULL, NULL)"
+    )
+    applied = await migrate_connection(before)
+    rows = await before.fetch("SELECT seq, (payload ->> 'n')::int, transaction_id FROM queen.messages ORDER BY seq")
+    assert [(row[0], row[1]) for row in rows] == [(n, n) for n in range(1, 10)]
+    assert [row[2] for row in rows] == ["t1", "t2", "t3", "t4", "t0", "t1#6", "t2#7", "t3#8", "t4#9"]
+    assert await before.fetchval("SELECT cursor_seq FROM queen.partition_consumers") == 3
+    assert await before.fetchval("SELECT count(*) FROM queen.partitions") == 1
+    dead = await before.fetch("SELECT transaction_id, payload, seq, consumer_group FROM queen.dead_letter_queue ORDER BY seq")
+    assert [tuple(row) for row in dead] == [("was", '{"gone": 1}', 0, "g"), ("t1#6", '{"n" : 6}', 6, QUEUE_MODE)]
+    assert applied.adopted is not None
+    assert applied.adopted.figures["dead_letters_without_partition"] == 1

@@ -30,8 +30,10 @@ BEGIN
            WHERE NOT EXISTS (SELECT FROM queen.partitions p WHERE p.queue_id = q.id AND coalesce(nullif(p.name, ''''), ''Default'') = n.partition)) s',
         ARRAY['queue_id=id', 'name=partition']);
     CREATE TABLE queen_after.adopt_name AS
-        SELECT coalesce(nullif(q.name, ''), 'unnamed') COLLATE "C" AS queue, coalesce(nullif(p.name, ''), 'Default') COLLATE "C" AS partition, p.id
-          FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id;
+        SELECT DISTINCT ON (1, 2) coalesce(nullif(q.name, ''), 'unnamed') COLLATE "C" AS queue,
+               coalesce(nullif(p.name, ''), 'Default') COLLATE "C" AS partition, p.id
+          FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id
+         ORDER BY 1, 2, 3;
     ANALYZE queen_after.adopt_name;
     v_messages := queen_after.adopt_insert('messages',
         '(SELECT m.*, n.id AS partition_id FROM queen_after.adopt_message m JOIN queen_after.adopt_name n USING (queue, partition)) s',
