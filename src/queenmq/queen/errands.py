@@ -107,6 +107,7 @@ class Errands:
                 if loop.time() - beat >= HEARTBEAT_SECONDS:
                     beat = loop.time()
                     await self._database.rows("heartbeat", self._server_id)
+                    self._manager.metrics.stale_lookups = await self._database.value("stale_lookups")
             except QueenError as error:
                 log.debug("the report waits", extra={"error": str(error)})
 
