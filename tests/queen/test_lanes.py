@@ -162,7 +162,7 @@ async def test_an_unexpected_failure_after_a_transaction_is_not_answered_by_doin
     await push(manager, item(queue, 0))
     committed = manager.waits.notify
 
-    def broken(name: str | None) -> None:
+    def broken(queue: str | None) -> None:
         manager.waits.notify = committed  # type: ignore[method-assign]
         raise RuntimeError("after the commit")
 

@@ -68,7 +68,7 @@ async def test_a_load_that_an_invalidation_overtook_is_neither_kept_nor_answered
     await turns()
     assert not before.done() and not loader.kept
     loader.results[1].set_result("fresh")
-    assert await asyncio.gather(before, after) == ["fresh", "fresh"] and loader.kept == {"k": "fresh"}
+    assert await before == await after == "fresh" and loader.kept == {"k": "fresh"}
 
 
 async def test_a_waiter_that_leaves_disturbs_nobody_and_a_load_that_all_left_is_still_kept() -> None:
