@@ -167,7 +167,8 @@ class Database:
         waiter: asyncio.Future[_Held | None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
-            got = await asyncio.wait_for(waiter, CALL_SECONDS)
+            async with asyncio.timeout(CALL_SECONDS):
+                got = await waiter
         except TimeoutError:
             raise Unavailable("every connection to the database is busy: send again later") from None
         except asyncio.CancelledError:

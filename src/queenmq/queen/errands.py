@@ -84,8 +84,10 @@ class Errands:
 
     async def _take_wakes(self) -> None:
         while True:
+            # Not wait_for: on Python 3.11 it can swallow the cancellation that stops us.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wakes.wait(), WAKES_SECONDS)
+                async with asyncio.timeout(WAKES_SECONDS):
+                    await self._wakes.wait()
             self._wakes.clear()
             try:
                 row = await self._database.row("take_wakes")
