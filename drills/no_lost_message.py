@@ -52,12 +52,13 @@ class Plan:
     postgres: int
     consumers: int
     breath: float  # seconds from one kill to the next, at most
-    drain: float  # seconds without any progress after which the rest counts as stranded
+    drain: float  # seconds without any delivery after which the rest counts as stranded
+    drain_most: float  # and seconds altogether
     each: int  # consumers of each group
 
 
-FULL = Plan(messages=1_000_000, servers=20, postgres=5, consumers=50, breath=5.0, drain=60.0, each=3)
-QUICK = Plan(messages=50_000, servers=3, postgres=1, consumers=10, breath=1.5, drain=15.0, each=2)
+FULL = Plan(messages=1_000_000, servers=20, postgres=5, consumers=50, breath=5.0, drain=60.0, drain_most=300.0, each=3)
+QUICK = Plan(messages=50_000, servers=3, postgres=1, consumers=10, breath=1.5, drain=10.0, drain_most=25.0, each=2)
 
 
 def arguments() -> argparse.Namespace:
@@ -201,19 +202,20 @@ class Drill:
     # the end
 
     async def _drained(self) -> int:
-        """Waits while there is progress; answers how many partitions of a group are left."""
+        """Waits while something is delivered; answers how many partitions of a group are left."""
         statement = (PLANTED if self.options.planted else SQL)["pending"]
-        best, since = sys.maxsize, time.monotonic()
+        most, began = -1, time.monotonic()
+        since = began
         connection = await self.stage.connect()
         try:
             while True:
                 left = int(await connection.fetchval(statement))
                 if left == 0:
                     return 0
-                size = -sum(file.stat().st_size for group in GROUPS for file in self.stage.journals(group))
-                if size < best:
-                    best, since = size, time.monotonic()
-                if time.monotonic() - since > self.plan.drain:
+                size, now = sum(file.stat().st_size for group in GROUPS for file in self.stage.journals(group)), time.monotonic()
+                if size > most:
+                    most, since = size, now
+                if now - since > self.plan.drain or now - began > self.plan.drain_most:
                     return left
                 await asyncio.sleep(0.1)
         finally:
