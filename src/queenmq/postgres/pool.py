@@ -169,11 +169,11 @@ class Database:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 got = await waiter
-        except TimeoutError:
-            raise Unavailable("every connection to the database is busy: send again later") from None
-        except asyncio.CancelledError:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if waiter.done() and not waiter.cancelled() and (lent := waiter.result()) is not None:
                 self._release(lent)
+            if isinstance(error, TimeoutError):
+                raise Unavailable("every connection to the database is busy: send again later") from None
             raise
         return got if got is not None else await self._acquire()
 
