@@ -56,8 +56,7 @@ class Orders(msgspec.Struct):
     journal: str
     stream: int  # of its first loop; the next ones follow
     loops: int
-    batch: int
-    spread: int
+    shapes: list[tuple[int, int]]  # messages and partitions of a pop
     lease_seconds: int
     partitions: list[str]  # where its transactions push
     transactions: float  # share of the replies that are answered in a transaction
@@ -84,13 +83,11 @@ class Loop:
     async def run(self) -> None:
         told = self.orders
         line = Line(told.port)
-        path = (
-            f"/api/v1/pop/queue/{told.queue}?consumerGroup={told.group}&batch={told.batch}&partitions={told.spread}"
-            f"&wait=true&timeout=2000&leaseTime={told.lease_seconds}"
-        )
+        path = f"/api/v1/pop/queue/{told.queue}?consumerGroup={told.group}&wait=true&timeout=2000&leaseTime={told.lease_seconds}"
         while True:
+            batch, spread = self.dice.choice(told.shapes)
             try:
-                status, raw = await line.call("GET", path)
+                status, raw = await line.call("GET", f"{path}&batch={batch}&partitions={spread}")
             except Lost:
                 if os.getppid() != self.parent:
                     return  # the drill itself is gone

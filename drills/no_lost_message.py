@@ -137,11 +137,10 @@ class Drill:
             journal="",
             stream=0,
             loops=3,
-            batch=500,
-            spread=40,
+            shapes=[(10, 1), (50, 5), (100, 20), (500, 1), (500, 40)],
             lease_seconds=LEASE_SECONDS,
             partitions=[*MANY, HOT],
-            transactions=0.0 if planted else 0.1,
+            transactions=0.0 if planted else 0.15,
             returns=0.0 if planted else 0.05,
             overdue=0.005,
         )
