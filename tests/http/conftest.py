@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from tests.http.wire import Plain
 
 from queenmq.testing.live import LiveServer
 
@@ -21,9 +22,9 @@ def shared(shared_url: str) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def plain(shared: LiveServer) -> Iterator[httpx.Client]:
+def plain(shared: LiveServer) -> Iterator[Plain]:
     """A client of it that doesn't await."""
-    with httpx.Client(base_url=shared.url, timeout=20) as client:
+    with Plain(base_url=shared.url, timeout=20) as client:
         yield client
 
 

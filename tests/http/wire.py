@@ -10,6 +10,10 @@ from contextlib import contextmanager
 import httpx
 
 
+class Plain(httpx.Client):
+    """A client that doesn't await: the server lives in a thread of its own."""
+
+
 class Wire:
     """A connection on which a test says whatever bytes it likes."""
 

@@ -60,7 +60,8 @@ class HotProtocol(QueenProtocol):
             self.flow.pause_reading()
             return
         cycle = self.cycle
-        if not self._parsing and (cycle is None or (cycle.response_complete and not self.pipeline)):
+        # Whoever doesn't read its replies goes the usual way, which waits for that.
+        if not self._parsing and not self.flow.write_paused and (cycle is None or (cycle.response_complete and not self.pipeline)):
             body = whole_push(data)
             if body is not None:
                 self._flies = True

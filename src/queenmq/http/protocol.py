@@ -96,6 +96,12 @@ class QueenProtocol(HttpToolsProtocol):
         cycle.scope["queenmq.exchange"] = Exchange(self, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline:
+            # uvicorn reads on after every reply: what is pipelined would pile up faster than it is answered.
+            self.flow.pause_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         callback, self.when_lost = self.when_lost, None
