@@ -126,9 +126,10 @@ class Pusher:
 
 
 class Told(msgspec.Struct):
-    """The part of a claim's last row that a bound needs: the smallest candidate that the walk met, in microseconds."""
+    """What a claim's last row says of its walk: the smallest candidate that it met (in microseconds), and where it ended early."""
 
     first: int | None = None
+    more: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -163,11 +164,20 @@ class Claimer:
     async def claim(self, batch: int, spread: int = 1) -> Claim:
         lease, began = uuid.uuid4(), time.perf_counter()
         if began - self._walked > self.WHOLE_WALK:
-            self._bound, self._walked = 0, began
-        rows = await self._pop.fetch([batch], [spread], [None], [lease], [None], [1], [self.group], [self._bound], [0])
+            self._bound = 0
+        start = (self._bound, 0)
+        whole = False
+        while True:
+            if start == (0, 0):
+                self._walked, whole = began, True
+            rows = await self._pop.fetch([batch], [spread], [None], [lease], [None], [1], [self.group], [start[0]], [start[1]])
+            told = msgspec.json.decode(rows[-1]["payload"], type=Told)
+            if len(rows) > 1 or (told.more is None and whole):
+                break
+            # An empty part of the walk is not an empty queue: on from where it ended, or once from the beginning.
+            start = told.more if told.more is not None else (0, 0)
         seconds = time.perf_counter() - began
-        first = msgspec.json.decode(rows[-1]["payload"], type=Told).first
-        self._bound = 0 if first is None else max(0, first - self.SLACK)
+        self._bound = 0 if told.first is None else max(0, told.first - self.SLACK)
         return Claim(lease, [(row["partition_id"], row["transaction_id"]) for row in rows[:-1]], seconds)
 
     async def ack(self, claim: Claim) -> None:
