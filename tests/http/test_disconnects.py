@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from tests.http.wire import Wire, get, post, wire
+from tests.http.wire import Plain, Wire, get, post, wire
 
 from queenmq.testing.live import LiveServer
 

@@ -108,10 +108,15 @@ def test_a_head_request_is_answered_without_a_body(shared: LiveServer) -> None:
         assert line.reply()[0] == 200
 
 
-@pytest.mark.parametrize("request_", [post("/api/v1/push", pushing("closing", 1), "Connection: close"), get("/api/v1/pop/queue/none", "Connection: close"),
-                                      get("/nothing", "Connection: close"), get("/livez", "Connection: close"),
-                                      get("/livez").replace(b"HTTP/1.1", b"HTTP/1.0"),
-                                      post("/api/v1/push", pushing("closing", 1)).replace(b"HTTP/1.1", b"HTTP/1.0")])  # fmt: skip
+CLOSE, PUSH = "Connection: close", post("/api/v1/push", pushing("closing", 1))
+CLOSING = [
+    post("/api/v1/push", pushing("closing", 1), CLOSE),
+    *(get(path, CLOSE) for path in ("/api/v1/pop/queue/none", "/nothing", "/livez")),
+    *(request.replace(b"HTTP/1.1", b"HTTP/1.0") for request in (PUSH, get("/livez"))),
+]
+
+
+@pytest.mark.parametrize("request_", CLOSING)
 def test_a_connection_that_shall_close_is_closed_after_the_reply(shared: LiveServer, request_: bytes) -> None:
     with wire(shared.url) as line:
         line.send(request_)
@@ -119,10 +124,20 @@ def test_a_connection_that_shall_close_is_closed_after_the_reply(shared: LiveSer
         assert status in (200, 201, 204, 404) and headers["connection"] == "close" and line.ended()
 
 
-@pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/9.9\r\n\r\n",
-                                  b"POST /api/v1/push HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"POST /api/v1/push HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-                                  b"POST /api/v1/push HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-                                  b"POST /api/v1/push HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
+START = b"POST /api/v1/push HTTP/1.1\r\n"
+NO_HTTP = [
+    b"nonsense\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET / HTTP/9.9\r\n\r\n",
+    START + b"Content-Length: -5\r\n\r\n",
+    START + b"Content-Length: x\r\n\r\n",
+    START + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    START + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("data", NO_HTTP)
 def test_what_is_no_http_is_refused_and_the_connection_closed(shared: LiveServer, plain: httpx.Client, data: bytes) -> None:
     with wire(shared.url) as line:
         line.send(data)
@@ -139,8 +154,16 @@ def test_bytes_beyond_ascii_in_a_path_or_query_are_refused(shared: LiveServer, p
     assert plain.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("part", [b"GET /hea", b"POST /api/v1/push HTTP/1.1\r\nContent-Le", post("/api/v1/push", b'{"items":[]}')[:-3],
-                                  post("/api/v1/transaction", b"x" * 200_000)[:-3], b"POST /api/v1/push HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"])  # fmt: skip
+HALVES = [
+    b"GET /hea",
+    START + b"Content-Le",
+    post("/api/v1/push", b'{"items":[]}')[:-3],
+    post("/api/v1/transaction", b"x" * 200_000)[:-3],
+    START + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
+]
+
+
+@pytest.mark.parametrize("part", HALVES)
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_half_a_request_does_nothing(shared: LiveServer, plain: httpx.Client, part: bytes, how: str) -> None:
     with wire(shared.url) as line:
