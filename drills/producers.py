@@ -182,7 +182,7 @@ class SqlUser:
     async def _transaction(self, connection: asyncpg.Connection[Any], ids: list[int], back: bool) -> None:
         transaction = connection.transaction(isolation=self.level)
         await transaction.start()
-        work_first = self.dice.random() < 0.5
+        work_first = self.dice.random() < 0.8
         try:
             await self._work(work_first)
             for number, place in zip(ids, sorted(self.dice.choices(self.partitions, k=len(ids))), strict=True):
