@@ -43,7 +43,14 @@ _numbers = itertools.count(1)
 
 
 class Broken(AssertionError):
-    """The SQL core and the model disagree."""
+    """The SQL core and the model disagree; `kind` is lost, duplicates, reordered or unexpected."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+LOSSES = {"stranded", "never delivered", "reported as lost", "stored"}
 
 
 def options_from(seed: int) -> Options:
@@ -96,7 +103,8 @@ class History:
 
     def fail_unless(self, same: bool, what: str, *details: Any) -> None:
         if not same:
-            raise Broken(f"{what}: {details}")
+            kind = "lost" if what in LOSSES else what if what in ("duplicates", "reordered") else "unexpected"
+            raise Broken(kind, f"{what}: {details}")
 
     # -- steps
 
@@ -199,7 +207,10 @@ class History:
                 self.leases.append(Taken(name, at, got, ids))
                 self.delivered.setdefault((at, name), set()).update(ids)
         self.deliveries += len(expected)
-        self.fail_unless([(row["partition_id"], row["seq"], row["attempts"]) for row in got.rows] == expected, "pop", got, expected)
+        found = [(row["partition_id"], row["seq"], row["attempts"]) for row in got.rows]
+        self.fail_unless(set(found) <= set(expected) and len(found) <= len(expected), "duplicates", got, expected)
+        self.fail_unless(set(expected) <= set(found), "stranded", got, expected)
+        self.fail_unless(found == expected, "reordered", got, expected)
         self.fail_unless(not got.told["held"] and got.told["more"] is None, "the walk did not end", got.told)
         return len(expected)
 
@@ -438,6 +449,6 @@ async def run(pg: Connection, options: Options, steps: list[Step]) -> History:
             await getattr(history, kind)(a, b, c, d)
             await history.compare()
         except Broken as error:
-            raise Broken(f"step {number} {kind} {(a, b, c, d)} of {options}: {error}") from None
+            raise Broken(error.kind, f"step {number} {kind} {(a, b, c, d)} of {options}: {error}") from None
     await history.finish()
     return history

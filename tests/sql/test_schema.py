@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from queenmq.postgres.migrate import migrate, scripts
 from tests.sql.support import Connection
+
+from queenmq.postgres.migrate import migrate, scripts
 
 HERE = Path(__file__).parent
 SNAPSHOT = HERE / "schema.snapshot"
