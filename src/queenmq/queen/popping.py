@@ -7,18 +7,27 @@ or, with autoAck, after the reply was written. Invariant: every claim ends in a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from queenmq.clock import Clock
 from queenmq.metrics import Metrics
+from queenmq.queen.ack_lane import AckUnit
 from queenmq.queen.directory import QUEUE_MODE, Directory
-from queenmq.queen.encryption import Sealer
+from queenmq.queen.encryption import SealBroken, Sealer
 from queenmq.queen.pop_lane import Claimed, PopUnit
 from queenmq.queen.replies import PopReply
 from queenmq.queen.sidecar import Sidecar
 from queenmq.queen.waits import RECHECK_SECONDS, Waits
+from queenmq.shared_state.partition_id_cache import PartitionRef
+
+if TYPE_CHECKING:
+    import asyncpg
+
+log = logging.getLogger(__name__)
 
 AGAIN_FIRST, AGAIN_MOST, AGAIN_TOTAL = 0.002, 0.1, 0.05
 
@@ -63,7 +72,8 @@ class Popper:
         self._waits = waits
         self._clock = clock
         self._metrics = metrics
-        self._reply = PopReply(salt, sealer)
+        self._sealer = sealer
+        self._reply = PopReply(salt)
 
     async def pop(self, request: PopRequest) -> Popped | None:
         """What there is, at once or within the timeout; None for nothing."""
@@ -163,15 +173,64 @@ class Popper:
                     config = await self._directory.queues.get(ref.queue)
                     priorities[ref.queue] = config.priority if config is not None else 0
             rows = [row for row in claimed.rows if row["partition_id"] in refs]
+            opened: dict[tuple[int, int], str] = {}
+            if any(row["is_encrypted"] for row in rows):
+                rows, opened = await self._open(request, claimed, rows, refs)
             if not rows:
                 # The queue was deleted meanwhile.
                 self._sidecar.release(claimed.lease)
                 return None
-            body = self._reply.build(rows, refs, priorities, request.group, None if request.auto_ack else claimed.lease)
+            body = self._reply.build(rows, refs, priorities, request.group, None if request.auto_ack else claimed.lease, opened)
         except BaseException:
             self._sidecar.release(claimed.lease)
             raise
         return Popped(body, claimed.lease, request.auto_ack, len(rows))
+
+    async def _open(
+        self, request: PopRequest, claimed: Claimed, rows: list[asyncpg.Record], refs: dict[int, PartitionRef]
+    ) -> tuple[list[asyncpg.Record], dict[tuple[int, int], str]]:
+        """What can be delivered, with the payloads that were sealed. A message that doesn't open holds up its partition only: it and what
+        follows it there is given back, nothing is counted. Raises when nothing else is left."""
+        opened: dict[tuple[int, int], str] = {}
+        broken: dict[int, SealBroken] = {}
+        found: list[asyncpg.Record] = []
+        for row in rows:
+            partition = row["partition_id"]
+            if partition in broken:
+                continue
+            try:
+                if row["is_encrypted"]:
+                    opened[partition, row["seq"]] = self._sealer.unseal(row["payload"], refs[partition].queue)
+            except SealBroken as error:
+                log.error("a message can't be delivered", extra={"partition": partition, "seq": row["seq"], "error": str(error)})
+                self._metrics.count("messages_not_opened")
+                broken[partition] = error
+                if request.auto_ack:
+                    # The lease is settled as a whole: nothing of this partition may be in it.
+                    found = [each for each in found if each["partition_id"] != partition]
+                continue
+            found.append(row)
+        if broken and not found:
+            raise next(iter(broken.values()))
+        kept = {(row["partition_id"], row["seq"]) for row in found}
+        await self._give_back(request, claimed, [row for row in rows if (row["partition_id"], row["seq"]) not in kept])
+        return found, opened
+
+    async def _give_back(self, request: PopRequest, claimed: Claimed, rows: list[asyncpg.Record]) -> None:
+        """Some messages of a claim, before the others are delivered."""
+        units: dict[int, AckUnit] = {}
+        group = None if request.group == QUEUE_MODE else request.group
+        for row in rows:
+            partition = row["partition_id"]
+            if partition not in units:
+                units[partition] = AckUnit(partition, group, claimed.lease, asyncio.get_running_loop().create_future())
+            units[partition].add(row["transaction_id"], "retry", None)
+        if units:
+            self._sidecar.ack.submit(units.values())
+        for unit in units.values():
+            await unit.future
+            if unit.error is not None:
+                raise unit.error
 
     def delivered(self, popped: Popped) -> None:
         """The reply was handed to the kernel."""

@@ -22,6 +22,7 @@ from queenmq.shared_state.partition_id_cache import PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig
 
 TRIES = 8
+SEPARATOR = "\x1e"
 
 
 @dataclass(slots=True)
@@ -86,9 +87,11 @@ class PushUnit(Unit):
         return self._settled
 
     def settle(self) -> None:
-        if self._settled:
-            return
+        """It is decided what became of it; the request hears of it by `ring`."""
         self._settled = True
+
+    def ring(self) -> None:
+        """Tells the request; once."""
         ticket = self.ticket
         ticket.left -= 1
         if not ticket.left:
@@ -96,8 +99,10 @@ class PushUnit(Unit):
 
     def fail(self, error: QueenError) -> None:
         """The request decides what a part that wasn't stored means."""
-        self.error = error
-        self.settle()
+        if not self._settled:
+            self.error = error
+            self.settle()
+            self.ring()
 
 
 class PushLane(Lane[PushUnit]):
@@ -201,10 +206,10 @@ class PushLane(Lane[PushUnit]):
 
     async def _store(self, units: list[PushUnit], skip: bool) -> list[PushUnit]:
         call = _Call(units)
-        row = await self._database.row("push_messages", *call.arguments, skip)
+        row = await self._database.row(call.statement, *call.arguments, skip)
         bases, seqs, duplicates = row["bases"], row["seqs"], row["duplicates"]
         held: list[PushUnit] = []
-        queues: set[str] = set()
+        stored: list[PushUnit] = []
         for unit, which, position, start in call.places:
             base = bases[which - 1]
             if base is None:
@@ -215,62 +220,68 @@ class PushLane(Lane[PushUnit]):
             else:
                 unit.seqs = seqs[start : start + unit.weight]
                 unit.duplicates = duplicates[start : start + unit.weight]
-            queues.add(unit.ref.queue)
             unit.settle()
-        self._stored(queues)
+            stored.append(unit)
+        # One turn later: what waits leaves first, and the replies are built while the database works.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._tell, stored)
         return held
+
+    def _tell(self, stored: list[PushUnit]) -> None:
+        for unit in stored:
+            unit.ring()
+        self._stored({unit.ref.queue for unit in stored})
 
 
 class _Call:
-    """The arrays of one call: distinct partitions ascending, and per item which and where."""
+    """One call: distinct partitions ascending, the items grouped by them, and per unit where its items are."""
 
-    __slots__ = ("arguments", "places")
+    __slots__ = ("arguments", "places", "statement")
 
     def __init__(self, units: list[PushUnit]) -> None:
         ids = sorted({unit.ref.id for unit in units})
+        if len(ids) > 1:
+            units = sorted(units, key=lambda unit: unit.ref.id)
         place = {each: number for number, each in enumerate(ids, 1)}
         counts = [0] * len(ids)
-        which: list[int] = []
-        position: list[int] = []
         transactions: list[str] = []
         payloads: list[str] = []
-        rare: list[Rare | None] | None = None
         versions: dict[int, int] = {}
         self.places: list[tuple[PushUnit, int, int, int]] = []
-        single = len(ids) == 1
         for unit in units:
             number = place[unit.ref.id]
             at = counts[number - 1]
-            size = unit.weight
             self.places.append((unit, number, at, len(transactions)))
-            if single:
-                pass
-            elif size == 1:
-                which.append(number)
-                position.append(at)
-            else:
-                which.extend([number] * size)
-                position.extend(range(at, at + size))
-            counts[number - 1] = at + size
+            counts[number - 1] = at + unit.weight
             transactions.extend(unit.transactions)
             payloads.extend(unit.payloads)
-            if unit.rare is not None and rare is None:
-                rare = [None] * (len(self.places) - 1)
-            if rare is not None:
-                rare.append(unit.rare)
             config = unit.config
             if versions.get(config.id, config.version) >= config.version:
                 versions[config.id] = config.version
-        columns = _columns(units, rare) if rare is not None else (None,) * 5
-        places = (None, None) if single else (which, position)
-        self.arguments = (ids, counts, *places, transactions, payloads, *columns, list(versions), list(versions.values()))
+        seen = (list(versions), list(versions.values()))
+        packed = _packed(transactions, payloads) if all(unit.rare is None for unit in units) else None
+        if packed is not None:
+            self.statement = "push_packed"
+            self.arguments: tuple[object, ...] = (ids, counts, *packed, *seen)
+            return
+        which = [number for number, count in enumerate(counts, 1) for _ in range(count)]
+        position = [at for count in counts for at in range(count)]
+        self.statement = "push_messages"
+        self.arguments = (ids, counts, which, position, transactions, payloads, *_columns(units), *seen)
 
 
-def _columns(units: list[PushUnit], rare: list[Rare | None]) -> tuple[list[object] | None, ...]:
+def _packed(transactions: list[str], payloads: list[str]) -> tuple[str, str] | None:
+    """Ids and payloads as one text each (the driver takes 0.8 µs an item for arrays, 0.1 for this); None where the separator occurs."""
+    found = SEPARATOR.join(transactions), SEPARATOR.join(payloads)
+    between = len(transactions) - 1
+    return found if found[0].count(SEPARATOR) == between and found[1].count(SEPARATOR) == between else None
+
+
+def _columns(units: list[PushUnit]) -> tuple[list[object] | None, ...]:
     """The rare columns over all items, each None when nobody has it."""
     found: list[list[object] | None] = []
     for name in ("traces", "encrypted", "producers", "headers", "delays"):
-        parts = [getattr(each, name) if each is not None else None for each in rare]
+        parts = [getattr(unit.rare, name) if unit.rare is not None else None for unit in units]
         if all(part is None for part in parts):
             found.append(None)
             continue

@@ -14,7 +14,6 @@ import msgspec
 
 from queenmq.ids import id_parts, message_id
 from queenmq.queen.ack_lane import Answer
-from queenmq.queen.encryption import Sealer
 from queenmq.queen.push_lane import PushUnit
 from queenmq.shared_state.partition_id_cache import PartitionRef
 
@@ -87,32 +86,37 @@ def push_reply(units: list[PushUnit], places: list[list[int]], salt: int, count:
 class PopReply:
     """Builds a pop's reply."""
 
-    def __init__(self, salt: int, sealer: Sealer) -> None:
+    def __init__(self, salt: int) -> None:
         self._salt = salt
-        self._sealer = sealer
 
     def build(
-        self, rows: list[asyncpg.Record], refs: dict[int, PartitionRef], priorities: dict[str, int], group: str, lease: UUID | None
+        self,
+        rows: list[asyncpg.Record],
+        refs: dict[int, PartitionRef],
+        priorities: dict[str, int],
+        group: str,
+        lease: UUID | None,
+        opened: dict[tuple[int, int], str],
     ) -> bytes:
-        """All messages of one claim; without a lease (autoAck) the lease id is empty."""
+        """All messages of one claim; without a lease (autoAck) the lease id is empty. `opened`: the payloads that were sealed, by address."""
         lease_text = '""' if lease is None else f'"{lease}"'
         tail_lease = f',"consumerGroup":{text(group)},"leaseId":{lease_text},"retryCount":'
         found: list[str] = []
         last_partition, last_created = -1, None
-        parts, names, priority, created, queue = ("", ""), "", 0, "", ""
+        parts, names, priority, created = ("", ""), "", 0, ""
         for row in rows:
             partition = row["partition_id"]
             if partition != last_partition:
                 last_partition = partition
                 ref = refs[partition]
-                parts, queue, priority = id_parts(partition, self._salt), ref.queue, priorities.get(ref.queue, 0)
+                parts, priority = id_parts(partition, self._salt), priorities.get(ref.queue, 0)
                 names = f',"queue":{text(ref.queue)},"partition":{text(ref.name)},"partitionId":"{partition}"{tail_lease}'
             if row["created_at"] is not last_created:
                 last_created = row["created_at"]
                 created = moment(last_created)
             payload = row["payload"]
             if row["is_encrypted"]:
-                payload = self._sealer.unseal(payload, queue)
+                payload = opened[partition, row["seq"]]
             trace = row["trace_id"]
             trace_text = "null" if trace is None else f'"{trace}"'
             found.append(
