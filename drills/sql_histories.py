@@ -1,7 +1,7 @@
 """The drill of the SQL core: thousands of random histories against a naive model, then a crowd of sessions with killed backends.
 
 Figures: acknowledged lost unexpected duplicates reordered, and what the crowd alone can show (stranded, gaps). `--planted` installs a
-flawed claim first and succeeds only when losses are reported. It starts a PostgreSQL of its own and never touches another.
+flawed ack first and succeeds only when losses are reported. It starts a PostgreSQL of its own and never touches another.
 """
 
 from __future__ import annotations
@@ -32,14 +32,21 @@ from queenmq.postgres.migrate import migrate
 from queenmq.testing.clock import install_clock, stop_clock
 
 FAULTS = ("lost", "unexpected", "duplicates", "reordered", "stranded", "gaps")
-FLAW = ("310_claim_carefully", "greatest(p_cursor + 1, first_seq) FOR SHARE SKIP LOCKED", "greatest(p_cursor + 1, first_seq)")
+# Correction P11: an ack that sets the cursor to its message.
+FLAW = (
+    "310_claim_carefully",
+    "v_all  int8multirange := coalesce(c.acked, '{}') + p_seqs;",
+    "v_all  int8multirange := int8multirange(int8range(c.cursor_seq + 1, greatest(upper(p_seqs), c.cursor_seq + 1)));",
+)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="500 histories and 15 s of crowd: at most 60 s")
     parser.add_argument("--json", action="store_true", help='the last line is {"figures": {name: number, …}}')
-    parser.add_argument("--planted", action="store_true", help="a claim that believes its snapshot: succeeds only when losses are reported")
+    parser.add_argument(
+        "--planted", action="store_true", help="an ack that sets the cursor to its message: succeeds only when losses are reported"
+    )
     parser.add_argument("--histories", type=int, default=None, help="how many (default 2,500, quick 500)")
     parser.add_argument("--seconds", type=float, default=None, help="of the crowd (default 90, quick 15)")
     parser.add_argument("--seed", type=int, default=None, help="of the dice; a failing history is found again by its own seed")
@@ -115,9 +122,7 @@ async def drill() -> int:
         report.figures[name] = totals[name]
     report.figure("seconds", time.monotonic() - began)
     if options.planted:
-        report.promise(
-            totals["lost"] + totals["stranded"] > 0, "the planted claim stranded nothing that the drill saw: it can't be trusted"
-        )
+        report.promise(totals["lost"] + totals["stranded"] > 0, "the planted ack lost nothing that the drill saw: it can't be trusted")
     else:
         for name in FAULTS:
             report.promise(totals[name] == 0, f"{name} is {totals[name]:,}, not 0")

@@ -73,6 +73,8 @@ class Account:
     last: dict[int, int] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
+    unsure: set[str] = field(default_factory=set)
+    """Answered by a call whose reply was lost."""
 
 
 @dataclass
@@ -192,7 +194,7 @@ class Crowd:
     # -- those who consume
 
     async def consumer(self, number: int, name: str) -> None:
-        connection, after = None, (0, 0)
+        connection, after, got = None, (0, 0), None
         while not self.finishing or time.monotonic() < self.stop:
             try:
                 connection = await self.session(number, connection)
@@ -206,6 +208,7 @@ class Crowd:
                 await self._answer(connection, name, got.lease, got.rows)
             except GONE:
                 connection = dropped(connection)
+                self.accounts[name].unsure |= set(got.ids) if got is not None else set()
                 # What became of the claim or the answers nobody knows; nothing is open on our side.
                 for held in self.accounts[name].held.values():
                     held.open = False
@@ -329,7 +332,7 @@ class Crowd:
     async def _judge(self, pg: Connection) -> None:
         for name, account in self.accounts.items():
             due = {one for one, began in self.pushed.items() if name in ("g", "h") or began > account.made}
-            self.faults["lost"] += len(due - account.seen)
+            self.faults["lost"] += len(due - account.done - account.unsure)
             self.faults["unexpected"] += len(account.seen - self.pushed.keys() - self.perhaps)
         self.faults["stranded"] += await stranded(pg)
         self.faults["unsettled"] += await pg.fetchval(UNSETTLED, QUEUE)
