@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from queenmq.clock import Clock
-from queenmq.errors import Busy, Unavailable
+from queenmq.errors import Busy, QueenError, Unavailable
 from queenmq.postgres.pool import Database
 from queenmq.shared_state.partition_id_cache import PartitionIdCache, PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig, QueueConfigCache
@@ -170,9 +170,15 @@ class Directory:
         for push in pushes:
             push.ref = self.partitions.get(push.ref.queue, push.ref.name) or push.ref
             config = await self.queues.get(push.ref.queue)
-            if config is not None:
-                push.config = config
+            if config is None:
+                continue
+            old, push.config = push.config, config
+            try:
                 reseal(push)
+            except QueenError:
+                # Else the next try would be made under the new version with the payload as it is.
+                push.config = old
+                raise
 
     async def close(self) -> None:
         """Whoever waits for a name is refused."""

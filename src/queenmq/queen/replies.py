@@ -98,7 +98,7 @@ class PopReply:
         lease: UUID | None,
         opened: dict[tuple[int, int], str],
     ) -> bytes:
-        """All messages of one claim; without a lease (autoAck) the lease id is empty. `opened`: the payloads that were sealed, by address."""
+        """All messages of one claim; without a lease (autoAck) the lease id is empty. `opened` has the sealed payloads by address."""
         lease_text = '""' if lease is None else f'"{lease}"'
         tail_lease = f',"consumerGroup":{text(group)},"leaseId":{lease_text},"retryCount":'
         found: list[str] = []
