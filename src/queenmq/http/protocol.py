@@ -29,7 +29,10 @@ class Exchange:
 
     def body(self) -> bytes | None:
         """The whole body when it is here already."""
-        return bytes(self._cycle.body) if not self._cycle.more_body and not self._cycle.waiting_for_100_continue else None
+        if self._cycle.more_body or self._cycle.waiting_for_100_continue:
+            return None
+        whole, self._cycle.body = bytes(self._cycle.body), bytearray()
+        return whole
 
     def on_lost(self, callback: Callable[[], object] | None) -> None:
         """What to call when the client leaves before the reply."""
@@ -53,6 +56,8 @@ class Exchange:
             return False
         self._protocol.when_lost = None
         cycle.response_started = cycle.response_complete = True
+        # The scope holds us and we hold the scope: without this every request would stay until the cycle collector comes.
+        cycle.scope.pop("queenmq.exchange", None)  # type: ignore[typeddict-item]
         if self.lost:
             return False
         if cycle.keep_alive:

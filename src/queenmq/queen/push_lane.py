@@ -36,6 +36,10 @@ class Rare:
     delays: list[float | None] | None = None
 
 
+def _told() -> None:
+    """A request hears of its end once."""
+
+
 class Ticket:
     """One request's wait for all of its parts: called once, when the last one is settled."""
 
@@ -95,7 +99,9 @@ class PushUnit(Unit):
         ticket = self.ticket
         ticket.left -= 1
         if not ticket.left:
-            ticket.call()
+            # What is called holds the units: without this every request would stay until the cycle collector comes.
+            call, ticket.call = ticket.call, _told
+            call()
 
     def fail(self, error: QueenError) -> None:
         """The request decides what a part that wasn't stored means."""
