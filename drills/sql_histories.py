@@ -25,7 +25,7 @@ import asyncpg
 from benchmarks.common import Report, machine_lines, main
 from tests.sql.crowd import Crowd
 from tests.sql.history import Broken, options_from, random_steps, run
-from tests.sql.support import plant
+from tests.sql.support import partitions, plant
 
 from queenmq.postgres.embedded import EmbeddedPostgres
 from queenmq.postgres.migrate import migrate
@@ -38,6 +38,12 @@ FLAW = (
     "v_all  int8multirange := coalesce(c.acked, '{}') + p_seqs;",
     "v_all  int8multirange := int8multirange(int8range(c.cursor_seq + 1, greatest(upper(p_seqs), c.cursor_seq + 1)));",
 )
+
+INSERT = "INSERT INTO queen.messages (partition_id, transaction_id, payload) SELECT $1, 't' || n, '{}' FROM generate_series(1, $2::int) n"
+PUSH = """
+SELECT queen.push_messages(ARRAY[$1::int], ARRAY[$2::int], NULL, NULL, ARRAY(SELECT 't' || n FROM generate_series(1, $2::int) n),
+                           array_fill('{}'::json, ARRAY[$2::int]))
+"""
 
 
 def arguments() -> argparse.Namespace:
@@ -97,6 +103,22 @@ async def crowd(dsn: str, seconds: float, seed: int, totals: Counter[str]) -> No
     totals["kills"] += people.kills
 
 
+async def plain_insert(dsn: str, rows: int, report: Report) -> None:
+    """One INSERT of so many rows against push_messages of as many, in turns."""
+    pg = await asyncpg.connect(dsn)
+    shares = []
+    for turn in range(3):
+        one, other = await partitions(pg, f"rows/a{turn}", f"rows/b{turn}")
+        start = time.perf_counter()
+        await pg.execute(INSERT, one, rows)
+        middle = time.perf_counter()
+        await pg.execute(PUSH, other, rows)
+        shares.append((middle - start) / (time.perf_counter() - middle))
+    await pg.close()
+    report.figure("plain_insert_vs_push", sorted(shares)[1])
+    report.bar("plain_insert_vs_push", 3, most=True)
+
+
 async def drill() -> int:
     options = arguments()
     report, totals = Report(options), Counter[str]()
@@ -115,6 +137,7 @@ async def drill() -> int:
             await histories(dsn, count, seed, report, totals)
             await plant(pg, "010_now")
             await pg.execute("DROP SCHEMA IF EXISTS queen_test CASCADE")
+            await plain_insert(dsn, 20_000 if options.quick else 100_000, report)
         await pg.close()
         await crowd(dsn, seconds, seed, totals)
     report.figures["histories"] = 0 if options.planted else count

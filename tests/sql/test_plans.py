@@ -40,10 +40,10 @@ UPDATE queen.partition_consumers SET lease_until = 'epoch', ready_at = 'epoch', 
 
 
 async def reads(pg: Connection) -> dict[str, int]:
-    """Sequential scans by table (as a scan of everything), entries read by index."""
+    """Sequential scans by table (as a scan of everything; wakes are read whole, they are few), entries read by index."""
     await pg.fetchval("SELECT pg_stat_force_next_flush()")
     rows = await pg.fetch(
-        "SELECT relname AS name, seq_scan * 1000000 AS n FROM pg_stat_user_tables WHERE schemaname = 'queen'"
+        "SELECT relname AS name, seq_scan * 1000000 AS n FROM pg_stat_user_tables WHERE schemaname = 'queen' AND relname <> 'wakes'"
         " UNION ALL SELECT indexrelname, idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = 'queen'"
     )
     return {row["name"]: row["n"] for row in rows}

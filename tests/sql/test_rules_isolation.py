@@ -199,3 +199,21 @@ async def test_a_plain_insert_wakes_a_partition_that_falls_asleep_meanwhile(pg: 
     await inserting
     await take_wakes(pg)
     assert await drain(pg, await group(pg, "q", "g")) == [(p, "x")]
+
+
+async def test_a_queue_that_somebody_holds_does_not_keep_the_wakes_of_others(pg: Connection, connect: Connect) -> None:
+    """Nor do many wakes of one partition."""
+    for number in range(30):
+        await outbox(pg, "q", f"p{number % 2}", f"{number}")
+    await pg.execute("INSERT INTO queen.wakes (partition_id) SELECT (SELECT min(id) FROM queen.partitions) FROM generate_series(1, 2000)")
+    g = await group(pg, "q", "g")
+    other = await connect()
+    await other.execute("BEGIN")
+    await other.fetchval("""SELECT queen.configure_queue('q', NULL, NULL, '{"priority": 1}')""")
+    await outbox(pg, "r", "p", "x")
+    await pg.execute("SET lock_timeout = '20ms'")
+    assert await take_wakes(pg) == 1
+    assert [one for _, one in await drain(pg, await group(pg, "r", "g"))] == ["x"]
+    await other.execute("COMMIT")
+    assert await take_wakes(pg) == 2002
+    assert len(await drain(pg, g)) == 30

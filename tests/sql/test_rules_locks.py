@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -286,3 +287,48 @@ async def test_what_changes_a_whole_queue_gives_up_after_a_second(pg: Connection
     with pytest.raises(asyncpg.LockNotAvailableError):
         await pg.fetchval("SELECT queen.seek('q', 'g', p_to_end => true)")
     assert 0.8 < time.monotonic() - start < 6
+
+
+async def test_many_makers_of_the_same_names_get_them_all(pg: Connection, connect: Connect) -> None:
+    """Servers that make, users that make by pushing, partitions that fall asleep at once, a group that comes in between."""
+    names = [f"n{number}" for number in range(12)]
+    end = time.monotonic() + 1.5
+
+    async def make(number: int) -> None:
+        connection, draw = await connect(), random.Random(number)
+        await connection.execute(IMPATIENT)
+        while time.monotonic() < end:
+            some = draw.sample(names, 5)
+            row = await connection.fetchrow("SELECT * FROM queen.make_partitions($1, $2)", [draw.choice("qr") for _ in some], some)
+            assert row is not None
+            for one in row["partition_ids"]:
+                if one is not None and draw.random() < 0.5:
+                    with contextlib.suppress(asyncpg.LockNotAvailableError):
+                        await connection.fetchval("SELECT queen.sleep_partition($1)", one)
+
+    async def use(number: int) -> None:
+        connection, draw, turn = await connect(), random.Random(number), 0
+        while time.monotonic() < end:
+            turn += 1
+            with contextlib.suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                async with connection.transaction():
+                    for name in sorted(draw.sample(names, 2)):
+                        await outbox(connection, "q", name, f"{number}-{turn}")
+            await pg_wakes(connection)
+
+    async def pg_wakes(connection: Connection) -> None:
+        await connection.fetchrow("SELECT * FROM queen.take_wakes()")
+
+    makers = asyncio.gather(*(make(number) for number in range(3)), *(use(number) for number in range(3, 6)))
+    g = None
+    while g is None:
+        g = await pg.fetchval("SELECT queen.make_group('q', 'g', 'all', NULL)")
+    await makers
+    await pg_wakes(pg)
+    assert await pg.fetchval("SELECT count(*) FROM queen.wakes") == 0
+    missing = "SELECT count(*) FROM queen.partitions p JOIN queen.queues q ON q.id = queue_id JOIN queen.partition_lookup l ON l.partition_id = p.id"
+    assert await pg.fetchval(f"{missing} WHERE q.name = 'q' AND p.id NOT IN (SELECT partition_id FROM queen.partition_consumers)") == 0
+    stored = await pg.fetchval(
+        "SELECT count(*) FROM queen.messages m JOIN queen.partitions p ON p.id = partition_id JOIN queen.queues q ON q.id = queue_id"
+    )
+    assert len(await drain(pg, g)) == stored > 0

@@ -25,9 +25,12 @@ END
 $$;
 
 -- The server's shared calls don't wait for these: what they can't have is set aside.
-CREATE OR REPLACE FUNCTION queen.try_lock_queue(p_queue int) RETURNS boolean
+CREATE OR REPLACE FUNCTION queen.try_lock_queue(p_queue int, p_exclusive boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF p_exclusive THEN
+        RETURN pg_try_advisory_xact_lock(1902667118, p_queue);
+    END IF;
     RETURN pg_try_advisory_xact_lock_shared(1902667118, p_queue);
 END
 $$;

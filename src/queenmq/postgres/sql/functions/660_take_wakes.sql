@@ -8,26 +8,34 @@ DECLARE
     v_got   int[];
     v_now   timestamptz;
     v_new   int[];
+    v_may   boolean;
+    v_queues int[];
     v_queue int;
     v_p     int[];
     v_g     int[];
 BEGIN
     taken := 0;
+    -- By partition, so that many wakes of one that is held don't hide the others'.
     SELECT array_agg(w.id), array_agg(DISTINCT w.partition_id) INTO v_ids, v_parts
-      FROM (SELECT id, partition_id FROM queen.wakes ORDER BY id LIMIT p_limit FOR UPDATE SKIP LOCKED) w;
+      FROM (SELECT id, partition_id FROM queen.wakes
+             WHERE partition_id = ANY (ARRAY(SELECT DISTINCT partition_id FROM queen.wakes ORDER BY partition_id LIMIT p_limit))
+             LIMIT 100000 FOR UPDATE SKIP LOCKED) w;
     IF v_ids IS NULL THEN
         RETURN;
     END IF;
     SELECT coalesce(array_agg(DISTINCT p.queue_id), '{}') INTO v_new
       FROM queen.wakes w JOIN queen.partitions p ON p.id = w.partition_id WHERE w.id = ANY (v_ids) AND w.new_queue;
-    IF v_new <> '{}' THEN
-        PERFORM queen.lock_subscriptions(false);
-    END IF;
-    FOR v_queue IN SELECT DISTINCT queue_id FROM queen.partitions WHERE id = ANY (v_parts) ORDER BY queue_id LOOP
-        PERFORM queen.lock_queue(v_queue, v_queue = ANY (v_new));
-    END LOOP;
+    v_may := v_new = '{}' OR queen.try_lock_subscriptions();
+    -- Never waits: what concerns a queue whose lock somebody holds stays for the next time.
+    SELECT coalesce(array_agg(q.id), '{}') INTO v_queues
+      FROM (SELECT DISTINCT queue_id AS id FROM queen.partitions WHERE id = ANY (v_parts) ORDER BY queue_id) q
+     WHERE CASE WHEN q.id = ANY (v_new) THEN v_may AND queen.try_lock_queue(q.id, true) ELSE queen.try_lock_queue(q.id) END;
+    SELECT array_agg(DISTINCT w.partition_id), array_agg(w.id) INTO v_parts, v_ids
+      FROM queen.wakes w LEFT JOIN queen.partitions p ON p.id = w.partition_id
+     WHERE w.id = ANY (v_ids) AND (p.id IS NULL OR p.queue_id = ANY (v_queues));
     -- A queue and a subscription that were made at the same time didn't see each other.
     FOREACH v_queue IN ARRAY v_new LOOP
+        CONTINUE WHEN NOT v_queue = ANY (v_queues);
         IF queen.match_subscriptions(v_queue) > 0 THEN
             PERFORM queen.make_rows(array_agg(p.id)) FROM queen.partitions p WHERE p.queue_id = v_queue;
         END IF;
