@@ -115,6 +115,26 @@ class Lane(ABC, Generic[U]):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def submit_one(self, unit: U) -> None:
+        """`submit` for the one unit of a small request."""
+        weight = unit.weight
+        if (
+            self._closed
+            or self._aside
+            or self.waiting_units + weight > self.most_waiting
+            or self.waiting_bytes + unit.bytes > self.most_waiting_bytes
+        ):
+            self.submit((unit,))
+            return
+        unit.deadline = self.clock.monotonic() + DEADLINE_SECONDS
+        unit.tries = 0
+        self.waiting_units += weight
+        self.waiting_bytes += unit.bytes
+        self.enqueue([unit])
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def enqueue(self, units: list[U]) -> None:
         """Puts units where `take` finds them."""
         self._queue.extend(units)

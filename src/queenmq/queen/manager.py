@@ -114,6 +114,8 @@ class Manager:
         begun, use `push`."""
         if not 0 < len(items) <= ITEMS_MOST:
             return False
+        if len(items) == 1 and self._push_one_soon(items[0], call):
+            return True
         places = self._by_partition(items)
         known = self._known(places)
         if known is None or any(config.max_size for _, config in known):
@@ -132,6 +134,28 @@ class Manager:
         ticket = Ticket(len(places), settled)
         units = self._prepare(self._columns(items, places), known, ticket)
         self.sidecar.push.submit(units)
+        return True
+
+    def _push_one_soon(self, item: PushItem, call: Callable[[bytes | QueenError], None]) -> bool:
+        """The plainest push of all; False when it isn't: nothing was begun."""
+        ref = self.directory.partitions.get(item.queue, DEFAULT if item.partition is None else item.partition)
+        config = self.directory.queues.peek(item.queue)
+        if ref is None or config is None or config.max_size or config.encrypted:
+            return False
+        if item.traceId is not None or item.headers or item.delaySeconds:
+            return False
+        name = item.transactionId
+        if name is not None and (not 0 < len(name) <= NAME_MOST or "\0" in name):
+            return False
+        try:
+            payload = str(item.payload, "utf-8")
+        except UnicodeDecodeError:
+            return False
+        if len(payload) * 4 > self._limits.message_bytes:
+            return False
+        ticket = Ticket(1, lambda: call(unit.error if unit.error is not None else replies.push_reply_one(unit, self._salt)))
+        unit = PushUnit(ref, config, self._new_transactions(1) if name is None else [name], [payload], None, ticket)
+        self.sidecar.push.submit_one(unit)
         return True
 
     def _pushed(self, units: list[PushUnit], places: dict[tuple[str, str], list[int]], count: int) -> bytes:

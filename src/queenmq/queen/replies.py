@@ -72,6 +72,17 @@ def pushed(unit: PushUnit, positions: Iterable[int], salt: int) -> list[str]:
     ]
 
 
+def push_reply_one(unit: PushUnit, salt: int) -> bytes:
+    """The reply to a push of one plain item."""
+    if unit.seqs is not None or unit.base is None:
+        return push_reply([unit], [], salt, 1)
+    ref, seq = unit.ref, unit.base
+    return (
+        f'[{{"index":0,"message_id":"{message_id(id_parts(ref.id, salt), seq)}","transaction_id":{text(unit.transactions[0])},'
+        f'"partition_id":"{ref.id}","queueName":{text(ref.queue)},"status":"queued","trace_id":null,"seq":{seq}}}]'
+    ).encode()
+
+
 def push_reply(units: list[PushUnit], places: list[list[int]], salt: int, count: int) -> bytes:
     """A push's reply: the items in the order in which they were sent; `places` are the units' positions in the request."""
     if len(units) == 1:

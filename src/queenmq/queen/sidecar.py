@@ -22,6 +22,10 @@ from queenmq.queen.push_lane import PushLane, PushUnit
 from queenmq.queen.transaction_lane import TransactionLane, TransactionUnit
 
 
+AGAIN_SECONDS = 0.5
+AGAIN_MOST = 240
+
+
 class Sidecar:
     """The lanes of one server."""
 
@@ -38,6 +42,8 @@ class Sidecar:
         reseal: Callable[[PushUnit], None],
         committed: Callable[[TransactionUnit], None],
     ) -> None:
+        self._closing = False
+        self._again: dict[UUID, asyncio.TimerHandle] = {}
         self.push = PushLane(database, directory, clock, metrics.lane("push"), stored=stored, reseal=reseal)
         self.pop = PopLane(database, clock, metrics.lane("pop"), abandoned=self.release)
         self.ack = AckLane(database, clock, metrics.lane("ack"), freed=acked)
@@ -61,15 +67,37 @@ class Sidecar:
 
     def _end(self, lease: UUID, action: str) -> asyncio.Future[bool]:
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        unit = LeaseUnit(lease, action, 0, future)
+        self._try_to_end(lease, action, future, AGAIN_MOST)
+        return future
+
+    def _try_to_end(self, lease: UUID, action: str, future: asyncio.Future[bool], tries: int) -> None:
+        """While the database is away it is said again: else what was claimed for nobody stays leased, and what was delivered comes again."""
+        loop = asyncio.get_running_loop()
+        unit = LeaseUnit(lease, action, 0, loop.create_future())
+
+        def over(done: asyncio.Future[bool]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, Unavailable) and tries and not self._closing:
+                self._again[lease] = loop.call_later(AGAIN_SECONDS, self._try_to_end, lease, action, future, tries - 1)
+            elif not future.done():
+                if error is not None:
+                    future.set_exception(error)
+                    future.exception()
+                else:
+                    future.set_result(not done.cancelled() and done.result())
+
+        self._again.pop(lease, None)
+        unit.future.add_done_callback(over)
         try:
             self.lease.submit([unit])
         except Unavailable as error:
             unit.fail(error)
-        return future
 
     async def close(self) -> None:
         """Claims first, leases last: what was claimed for nobody is still given back."""
+        self._closing = True
+        for timer in self._again.values():
+            timer.cancel()
         await asyncio.gather(*(lane.close() for lane in (self.push, self.pop, self.ack, self.transaction)))
         await self.lease.drain()
         await self.lease.close()
