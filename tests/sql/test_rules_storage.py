@@ -62,6 +62,28 @@ async def test_duplicates_inside_a_call_and_against_what_is_stored(pg: Connectio
     assert await pg.fetchval("SELECT count(*) FROM queen.removed_messages") == 0
 
 
+@pytest.mark.parametrize(
+    "rest", ["", ", p_skip => true", ", p_headers => ARRAY[NULL, '{}', NULL]::json[]", ", p_delays => '{NULL,1,NULL}'"]
+)
+async def test_one_partition_needs_no_positions(pg: Connection, rest: str) -> None:
+    [p] = await partitions(pg, "q/p")
+    call = f"SELECT bases, seqs, duplicates FROM queen.push_messages($1, '{{3}}', NULL, NULL, $2, '{{1,2,3}}'{rest})"
+    row = await pg.fetchrow(call, [p], ["a", "b", "c"])
+    assert row is not None
+    assert (row["bases"], row["seqs"]) == ([1], None)
+    row = await pg.fetchrow(call, [p], ["d", "b", "d"])
+    assert row is not None
+    assert (row["seqs"], row["duplicates"]) == ([4, 2, 4], [False, True, True])
+    stored = await pg.fetch("SELECT seq, transaction_id, payload, headers FROM queen.messages ORDER BY seq")
+    assert [(row["seq"], row["transaction_id"], row["payload"]) for row in stored] == [
+        (1, "a", "1"),
+        (2, "b", "2"),
+        (3, "c", "3"),
+        (4, "d", "1"),
+    ]
+    assert await counter(pg, p) == (1, 5)
+
+
 async def test_two_pushes_of_the_same_message_at_once_store_one(pg: Connection, connect: Connect) -> None:
     [p] = await partitions(pg, "q/p")
     first, second = await connect(), await connect()
