@@ -16,8 +16,15 @@ from starlette.routing import Route
 
 import queenmq
 from queenmq.errors import QueenError
+from queenmq.http.wire import error_body
 from queenmq.metrics import Metrics
 from queenmq.postgres.pool import Database
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QueenError)
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return Response(error_body(error), error.status, headers, "application/json")
 
 
 class AdminRoutes:
@@ -39,7 +46,9 @@ class AdminRoutes:
             "/api/v1/resources/queues": self.queues,
         }
         self.paths = frozenset(routes)
-        self.app = Starlette(routes=[Route(path, handler, methods=["GET"]) for path, handler in routes.items()])
+        self.app = Starlette(
+            routes=[Route(path, handler, methods=["GET"]) for path, handler in routes.items()], exception_handlers={QueenError: _refuse}
+        )
 
     async def live(self, request: Request) -> Response:
         return JSONResponse({"status": "alive", "server": self._server_id, "version": queenmq.__version__})
@@ -65,8 +74,5 @@ class AdminRoutes:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def queues(self, request: Request) -> Response:
-        try:
-            rows = await self._database.rows("list_queues")
-        except QueenError as error:
-            return JSONResponse({"error": str(error), "code": error.code}, error.status)
+        rows = await self._database.rows("list_queues")
         return JSONResponse({"queues": [dict(row) for row in rows]})

@@ -21,7 +21,6 @@ from queenmq.queen.pop_lane import PopLane
 from queenmq.queen.push_lane import PushLane, PushUnit
 from queenmq.queen.transaction_lane import TransactionLane, TransactionUnit
 
-
 AGAIN_SECONDS = 0.5
 AGAIN_MOST = 240
 
@@ -71,7 +70,7 @@ class Sidecar:
         return future
 
     def _try_to_end(self, lease: UUID, action: str, future: asyncio.Future[bool], tries: int) -> None:
-        """While the database is away it is said again: else what was claimed for nobody stays leased, and what was delivered comes again."""
+        """Said again while the database is away: else what was claimed for nobody stays leased, and what was delivered comes again."""
         loop = asyncio.get_running_loop()
         unit = LeaseUnit(lease, action, 0, loop.create_future())
 
