@@ -134,7 +134,8 @@ def test_half_a_surrogate_is_no_name(plain: httpx.Client, queue: str, field: str
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b", "a b", "ä", "日本", "a'b", 'a"b', "a%b", "a%2Fb", "a\\b", "🐝", "..", "{}", "a?b#c", "a;b", "\x7f", "a\nb", "n" * 255]
+    "name",
+    ["a/b", "a b", "ä", "日本", "a'b", 'a"b', "a%b", "a%2Fb", "a\\b", "🐝", "..", "{}", "a?b#c", "a;b", "\x7f", "\x1e", "a\nb", "n" * 255],
 )
 def test_any_name_works_in_a_path_when_it_is_percent_encoded(plain: httpx.Client, queue: str, name: str) -> None:
     from urllib.parse import quote

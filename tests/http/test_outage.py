@@ -26,6 +26,8 @@ from queenmq.queen.popping import PopRequest
 from queenmq.testing.live import LiveServer
 
 DEADLINE = 40.0
+BREAK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name LIKE 'queenmq%'"""
 
 
 @pytest.fixture
@@ -49,11 +51,13 @@ class Load:
         self.client = client
         self.numbers = itertools.count()
         self.said: dict[int, str] = {}
+        self.kinds: dict[int, str] = {}
         self.stopped = False
         self.strange: list[str] = []
 
     async def one(self, kind: str) -> None:
         number = next(self.numbers)
+        self.kinds[number] = kind
         item = {"queue": kind, "partition": f"p{number % 5}", "payload": number}
         if kind == "push":
             reply = await self.client.post("/api/v1/push", json={"items": [item]})
@@ -73,6 +77,18 @@ class Load:
 
     def refused(self) -> int:
         return sum(said != "done" for said in self.said.values())
+
+    async def check(self, url: str) -> None:
+        """Holds every answer against what is stored."""
+        assert not self.strange
+        connection = await asyncpg.connect(url)
+        rows = await connection.fetch("SELECT payload::text FROM queen.messages m JOIN queen.partitions p ON p.id = m.partition_id "
+                                      "JOIN queen.queues q ON q.id = p.queue_id WHERE q.name <> 'after'")  # fmt: skip
+        await connection.close()
+        stored = Counter(int(row[0]) for row in rows)
+        assert "done" in self.said.values()
+        for number, said in self.said.items():
+            assert stored[number] in {"done": (1,), "undone": (0,), "unknown": (0, 1)}[said], (number, said, self.kinds[number])
 
     async def consume(self) -> None:
         while not self.stopped:
@@ -108,15 +124,26 @@ async def test_every_answer_is_true_when_postgresql_is_killed_under_load(watched
             await asyncio.gather(*work)
             assert (await client.get("/livez")).status_code == 200
             assert (await client.post("/api/v1/push", json={"items": [{"queue": "after", "payload": 1}]})).status_code == 201
-        assert not load.strange
-        connection = await asyncpg.connect(watched.dsn())
-        stored = Counter(int(row[0]) for row in await connection.fetch("SELECT payload::text FROM queen.messages m JOIN queen.partitions p "
-                         "ON p.id = m.partition_id JOIN queen.queues q ON q.id = p.queue_id WHERE q.name <> 'after'"))  # fmt: skip
-        await connection.close()
-    by_word = {word: [number for number, said in load.said.items() if said == word] for word in ("done", "undone", "unknown")}
-    assert by_word["done"] and all(stored[number] == 1 for number in by_word["done"])
-    assert all(stored[number] == 0 for number in by_word["undone"])
-    assert all(stored[number] <= 1 for number in by_word["unknown"])
+        await load.check(watched.dsn())
+
+
+async def test_every_answer_is_true_when_connections_break_and_pushes_don_t_even_fail(database_url: str) -> None:
+    with LiveServer(database_url) as live:
+        async with httpx.AsyncClient(base_url=live.url, timeout=DEADLINE) as client:
+            load = Load(client)
+            await load.one("push")
+            work = [asyncio.create_task(load.run(kind)) for kind in ("push", "transaction") for _ in range(6)]
+            work += [asyncio.create_task(load.consume()) for _ in range(2)]
+            connection = await asyncpg.connect(database_url)
+            for _ in range(5):
+                seen = len(load.said)
+                await until(lambda seen=seen: len(load.said) > seen + 30 or bool(load.strange), DEADLINE)  # type: ignore[misc]
+                await connection.execute(BREAK)
+            await connection.close()
+            load.stopped = True
+            await asyncio.gather(*work)
+            assert {said for number, said in load.said.items() if load.kinds[number] == "push"} == {"done"}
+        await load.check(database_url)
 
 
 async def test_while_the_database_is_away_requests_are_refused_and_probes_tell(durable_postgres: EmbeddedPostgres) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 import msgspec
 import pytest
-from tests.queen.support import ack, item, push, take, transact
+from tests.queen.support import ack, item, messages, push, take, transact
 
 from queenmq.errors import SealRequired
-from queenmq.messages import ConfigureBody
+from queenmq.messages import ConfigureBody, PushItem
 from queenmq.queen.encryption import SealBroken
 from queenmq.queen.manager import Manager
+from queenmq.queen.popping import PopRequest
 
 if TYPE_CHECKING:
     from tests.queen.conftest import MakeManager
@@ -154,6 +155,25 @@ async def test_the_outbox_refuses_a_plain_payload_where_sealing_is_demanded(make
     with pytest.raises(asyncpg.PostgresError, match="push through the API") as refused:
         await sql.execute("SELECT queen.push($1, 'p', '1')", queue)
     assert refused.value.sqlstate == "QM006"
+
+
+async def test_a_sealed_payload_comes_back_byte_for_byte(make_manager: MakeManager, queue: str, sql: Connection) -> None:
+    manager = await make_manager(keys=KEYS)
+    await configure(manager, queue, encryptionEnabled=True)
+    payloads = [b'{"b": 1.50,  "a":"\\u00e4\xc3\xa4", "a":[1e400]}', b'""', b"null", b'"' + b"x" * 100_000 + b'"']
+    await manager.push(
+        [PushItem(queue, msgspec.Raw(payload), headers={"h": "v"}, transactionId=f"t{n}") for n, payload in enumerate(payloads)]
+    )
+    assert (await push(manager, item(queue, 1, transactionId="t0")))[0]["status"] == "duplicate"
+    assert all(sealed and payload.startswith('"k1.') for payload, sealed in await stored(sql, queue))
+    popped = await manager.pop(PopRequest(queue, batch=10))
+    assert popped is not None and all(b'"data":' + payload + b',"createdAt"' in popped.body for payload in payloads)
+    # A dead letter stays sealed too.
+    for message in messages(popped):
+        await ack(manager, message, status="dlq")
+    rows = await sql.fetch("SELECT d.payload::text, d.is_encrypted FROM queen.dead_letter_queue d JOIN queen.queues q ON q.id = d.queue_id "
+                           "WHERE q.name = $1", queue)  # fmt: skip
+    assert len(rows) == 4 and all(row["is_encrypted"] and row["payload"].startswith('"k1.') for row in rows)
 
 
 async def test_keys_are_rotated_without_a_message_lost(make_manager: MakeManager, queue: str, sql: Connection) -> None:

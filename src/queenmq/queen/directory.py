@@ -12,14 +12,17 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from queenmq.clock import Clock
 from queenmq.errors import Busy, QueenError, Unavailable
-from queenmq.postgres.pool import Database
+from queenmq.postgres.pool import Database, LostConnection
 from queenmq.shared_state.partition_id_cache import PartitionIdCache, PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig, QueueConfigCache
 from queenmq.shared_state.singleflight import Singleflight
+
+if TYPE_CHECKING:
+    import asyncpg
 
 NAMES_A_CALL = 500
 MAKE_SECONDS = 10.0
@@ -64,7 +67,7 @@ class Directory:
         self._finding: Singleflight[tuple[str, str], PartitionRef | None] = Singleflight(self._find, lambda key, ref: None)
 
     async def _load_queue(self, name: str) -> QueueConfig | None:
-        found = await self._database.rows("queue_config", name)
+        found = await self._ask("queue_config", name)
         if not found:
             return None
         row = found[0]
@@ -78,6 +81,18 @@ class Directory:
             row["encryption_enabled"],
             row["config_version"],
         )
+
+    async def _ask(self, name: str, *args: object) -> list[asyncpg.Record]:
+        """A question, which may be asked again when the connection broke: nothing is done by it."""
+        for pause in (0.01, 0.02, 0.04):
+            try:
+                return await self._database.rows(name, *args)
+            except LostConnection:
+                await asyncio.sleep(pause)
+        try:
+            return await self._database.rows(name, *args)
+        except LostConnection as error:
+            raise Unavailable(str(error)) from None
 
     # partitions
 
@@ -116,7 +131,7 @@ class Directory:
         """One call; False when it got nowhere."""
         try:
             row = await self._database.row("make_partitions", [q for q, _ in names], [p for _, p in names])
-        except Busy:
+        except (Busy, LostConnection):
             found: list[tuple[int, int | None]] = [(0, None)] * len(names)
         except Unavailable as error:
             # Whatever became of the names, nothing was stored under them.
@@ -191,7 +206,7 @@ class Directory:
         return self.partitions.get(queue, partition) or await self._finding.get((queue, partition))
 
     async def _find(self, key: tuple[str, str]) -> PartitionRef | None:
-        row = await self._database.row("find_partitions", [key[0]], [key[1]])
+        (row,) = await self._ask("find_partitions", [key[0]], [key[1]])
         if row["partition_ids"][0] is None:
             return None
         return self.partitions.put(PartitionRef(row["partition_ids"][0], key[1], key[0], row["queue_ids"][0]))
@@ -200,7 +215,7 @@ class Directory:
         """Learns the names behind ids that this server hasn't met."""
         unknown = [each for each in set(ids) if self.partitions.by_id(each) is None]
         if unknown:
-            for row in await self._database.rows("partition_names", unknown):
+            for row in await self._ask("partition_names", unknown):
                 self.partitions.put(PartitionRef(row["id"], row["partition"], row["queue"], row["queue_id"]))
 
     # consumer groups
@@ -224,7 +239,7 @@ class Directory:
 
     async def walks(self, namespace: str | None, task: str | None, group: str) -> list[tuple[int, int]]:
         """(group id, queue id) of every queue of the subscription, in the order in which a pop serves them."""
-        found = await self._database.rows("wildcard_walks", namespace, task, group)
+        found = await self._ask("wildcard_walks", namespace, task, group)
         return [(row["id"], row["queue_id"]) for row in found]
 
     async def _patiently(self, name: str, *args: object) -> int | None:
@@ -235,7 +250,7 @@ class Directory:
             try:
                 found: int | None = await self._database.value(name, *args)
                 return found
-            except Busy:
+            except (Busy, LostConnection):
                 if self._clock.monotonic() > deadline:
                     raise
                 await asyncio.sleep(pause)

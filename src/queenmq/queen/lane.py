@@ -32,6 +32,7 @@ HELD_TOO_LONG = "somebody holds a row of this partition for too long: send again
 SECOND_WEIGHT = 256
 SECOND_SECONDS = 0.005
 CLOSE_SECONDS = 2.0
+LOST_TRIES, LOST_PAUSE = 5, 0.005
 STOPPING = "the server is stopping"
 CUT_OFF = "the server stopped while this was under way: whether it was done is not known"
 
@@ -222,12 +223,16 @@ class Lane(ABC, Generic[U]):
             self.metrics.busy += 1
             return units if skip else await self._attempt(units, True)
         except LostConnection as error:
-            again = [unit for unit in units if not unit.done and unit.tries < 2 and self.repeatable(unit)]
+            again = [unit for unit in units if not unit.done and unit.tries < LOST_TRIES and self.repeatable(unit)]
             kept = set(map(id, again))
             self._fail([unit for unit in units if id(unit) not in kept], error)
             for unit in again:
                 unit.tries += 1
-            return await self._attempt(again, skip) if again else []
+            if not again:
+                return []
+            # Connections break together: the next one may be dead as well, and is known to be in a moment.
+            await asyncio.sleep(LOST_PAUSE * 2 ** max(unit.tries for unit in again))
+            return await self._attempt(again, skip)
         except QueenError as error:
             return await self._one_by_one(units, skip, error)
         except asyncio.CancelledError:

@@ -7,6 +7,7 @@ or settled is committed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import Counter
@@ -37,7 +38,7 @@ from queenmq.messages import (
     payload_text,
 )
 from queenmq.metrics import Metrics
-from queenmq.postgres.pool import Database
+from queenmq.postgres.pool import Database, LostConnection
 from queenmq.queen import replies
 from queenmq.queen.ack_lane import AckUnit
 from queenmq.queen.directory import QUEUE_MODE, Directory
@@ -354,12 +355,17 @@ class Manager:
         failed = [unit.error for unit in units.values() if unit.error is not None]
         if len(failed) == len(units):
             raise failed[0]
-        await self.directory.names({partition for _, _, partition in places})
+        await self._learn_names({partition for _, _, partition in places})
         found = []
         for at, (item, (unit, number, partition)) in enumerate(zip(items, places, strict=True)):
             answer = (False, str(unit.error), False, False) if unit.error is not None else unit.answers[number]
             found.append(replies.ack_item(at, item.transactionId, self.directory.partitions.by_id(partition), answer))
         return f"[{','.join(found)}]".encode()
+
+    async def _learn_names(self, partitions: set[int]) -> None:
+        """For a reply about something that is committed: it goes without the names rather than not at all."""
+        with contextlib.suppress(QueenError):
+            await self.directory.names(partitions)
 
     def _acked(self, units: list[AckUnit]) -> None:
         """Partitions may be free again; what was settled is added up."""
@@ -416,7 +422,7 @@ class Manager:
         outcome = await unit.future
         if not outcome.success:
             return f'{{"transactionId":"{uuid4()}","success":false,"results":[],"error":{replies.text(outcome.error)}}}'.encode()
-        await self.directory.names(ack.partition for ack in acks)
+        await self._learn_names({ack.partition for ack in acks})
         entries = [""] * len(items)
         for push, place in zip(pushes, places.values(), strict=True):
             for at, entry in zip(place, replies.pushed(push, place, self._salt), strict=True):
@@ -469,12 +475,12 @@ class Manager:
         return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def _patiently(self, name: str, *args: object) -> str:
-        """A call of its own that waits a second for locks, with another try."""
+        """A call of its own that waits a second for locks, with another try; what it does may be done twice."""
         for last in (False, False, True):
             try:
                 found: str = await self._database.value(name, *args)
                 return found
-            except Busy:
+            except (Busy, LostConnection):
                 if last:
                     raise
         raise AssertionError("unreachable")
