@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator
 
+import asyncpg
 import httpx
 import pytest
 from tests.http.wire import Plain
@@ -33,6 +34,14 @@ async def web(shared: LiveServer) -> AsyncIterator[httpx.AsyncClient]:
     """A client of it."""
     async with httpx.AsyncClient(base_url=shared.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+async def emptied(shared_url: str) -> None:
+    """No queue is left of the tests before; the server still remembers them, as after any deletion."""
+    connection = await asyncpg.connect(shared_url)
+    await connection.execute("DELETE FROM queen.queues; DELETE FROM queen.consumer_groups_metadata")
+    await connection.close()
 
 
 @pytest.fixture

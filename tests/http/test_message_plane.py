@@ -8,6 +8,13 @@ import uuid
 from typing import Any
 
 import httpx
+import pytest
+
+
+@pytest.fixture
+def http(emptied: None, web: httpx.AsyncClient) -> httpx.AsyncClient:
+    """A client of the module's server, all of whose queues were just deleted."""
+    return web
 
 
 async def push(http: httpx.AsyncClient, *items: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,13 +7,25 @@ Invariant: every request gets exactly one reply unless its client has left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
 from queenmq.errors import NotFound, QueenError
 from queenmq.http.queue_routes import Handler, QueueRoutes
 from queenmq.http.wire import Receive, Request, Scope, Send, defect, stopped
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def _adding(extra: list[tuple[bytes, bytes]], send: Send) -> Send:
+    """The same with more headers."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *extra]
+        await send(message)
+
+    return sending
 
 
 class WrongMethod(QueenError):
@@ -46,7 +58,7 @@ class App:
                 if self._rest_paths(request.path):
                     if request.method not in ("GET", "HEAD"):
                         raise self._wrong_method(request, ("GET", "HEAD"))
-                    await self._rest(scope, receive, send)
+                    await self._rest(scope, receive, _adding(request.extra, send) if request.extra else send)
                     return
                 raise NotFound(f"no such route: {request.method} {request.path}")
             await self._handler(handlers, request)(request)
