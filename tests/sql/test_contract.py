@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from datetime import datetime, timedelta
 
@@ -362,3 +363,33 @@ async def test_the_outbox_refuses_what_the_api_refuses(pg: Connection) -> None:
             await pg.fetchval(f"SELECT queen.push({arguments})")
         assert caught.value.sqlstate == "QM010"
     assert await pg.fetchval("SELECT count(*) FROM queen.queues") == 0
+
+
+async def test_a_queues_backlog_is_that_of_the_group_that_is_furthest_behind(pg: Connection) -> None:
+    p, other = await partitions(pg, "q/p", "q/other")
+    queue = await pg.fetchval("SELECT id FROM queen.queues")
+    await push(pg, *numbered(p, 1, 10), *numbered(other, 1, 5))
+    assert await pg.fetchval("SELECT queen.backlog($1)", queue) == 15
+    g, h = await group(pg, "q", "g"), await group(pg, "q", "h")
+    await drain(pg, g)
+    assert await pg.fetchval("SELECT queen.backlog($1)", queue) == 15
+    await ack(pg, Ack(p, "m4", group="h"), Ack(p, "m6", group="h"))
+    assert await pg.fetchval("SELECT queen.backlog($1)", queue) == 13
+    await pg.execute("DELETE FROM queen.messages WHERE partition_id = $1 AND seq IN (1, 2, 4, 8)", p)
+    assert await pg.fetchval("SELECT queen.backlog($1)", queue) == 10
+    await drain(pg, h)
+    assert await pg.fetchval("SELECT queen.backlog($1)", queue) == 0
+
+
+async def test_deleting_every_other_message_by_hand_costs_what_it_should(pg: Connection) -> None:
+    """Thousands of holes: neither the deletion nor the claims and acks after it grow with their square."""
+    [p] = await partitions(pg, "q/p")
+    g = await group(pg, "q", "g")
+    await push(pg, *numbered(p, 1, 6000))
+    start = time.monotonic()
+    await pg.execute("DELETE FROM queen.messages WHERE seq % 2 = 0")
+    got = await pop(pg, g, batch=1000)
+    await ack_all(pg, got)
+    assert time.monotonic() - start < 5
+    assert got.seqs == list(range(1, 2000, 2))
+    assert (await consumer(pg, p, g))["cursor_seq"] >= 1999

@@ -327,7 +327,8 @@ async def test_many_makers_of_the_same_names_get_them_all(pg: Connection, connec
     await pg_wakes(pg)
     assert await pg.fetchval("SELECT count(*) FROM queen.wakes") == 0
     missing = (
-        "SELECT count(*) FROM queen.partitions p JOIN queen.queues q ON q.id = queue_id JOIN queen.partition_lookup l ON l.partition_id = p.id"
+        "SELECT count(*) FROM queen.partitions p JOIN queen.queues q ON q.id = queue_id"
+        " JOIN queen.partition_lookup l ON l.partition_id = p.id"
         " WHERE q.name = 'q' AND p.id NOT IN (SELECT partition_id FROM queen.partition_consumers)"
     )
     assert await pg.fetchval(missing) == 0

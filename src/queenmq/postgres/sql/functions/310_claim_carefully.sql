@@ -104,6 +104,7 @@ DECLARE
     v_next   bigint;
     v_last   timestamptz;
     v_skip   int8multirange := '{}';
+    v_gaps   int8multirange := '{}';
     v_seen   bigint;
     v_range  int8range;
     v_due    timestamptz;
@@ -133,7 +134,7 @@ BEGIN
                   ORDER BY s.seq LIMIT v_budget LOOP
             v_budget := v_budget - 1;
             IF m.seq > v_seen + 1 THEN
-                v_skip := v_skip + queen.explain_gap(c.partition_id, v_seen + 1, m.seq - 1);
+                v_gaps := v_gaps + int8multirange(int8range(v_seen + 1, m.seq));
             END IF;
             v_seen := m.seq;
             v_due := greatest(m.not_before, m.created_at + nullif(v_queue.delayed_processing, 0) * interval '1 second',
@@ -156,10 +157,13 @@ BEGIN
             moment := p_now;
             EXIT scan;
         ELSIF v_seen < upper(v_range) - 1 THEN
-            v_skip := v_skip + queen.explain_gap(c.partition_id, v_seen + 1, upper(v_range) - 1);
+            v_gaps := v_gaps + int8multirange(int8range(v_seen + 1, upper(v_range)));
         END IF;
     END LOOP scan;
-    c := queen.settle(c, v_skip);
+    IF v_gaps <> '{}' THEN
+        PERFORM queen.explain_gaps(c.partition_id, v_gaps);
+    END IF;
+    c := queen.settle(c, v_skip + v_gaps);
     IF taken > 0 AND v_queue.window_buffer > 0 THEN
         v_due := least(v_last + v_queue.window_buffer * interval '1 second',
                        v_oldest + coalesce(v_queue.window_max_wait, 10 * v_queue.window_buffer) * interval '1 second');
@@ -188,20 +192,17 @@ BEGIN
 END
 $$;
 
--- The missing seqs of a stretch. What removed_messages doesn't name is data loss: it says so, and is recorded so that the
--- partition goes on.
-CREATE OR REPLACE FUNCTION queen.explain_gap(p_partition int, p_from bigint, p_to bigint) RETURNS int8multirange
+-- Missing seqs that removed_messages doesn't name are data loss: it says so, and is recorded so that the partition goes on.
+CREATE OR REPLACE FUNCTION queen.explain_gaps(p_partition int, p_gaps int8multirange) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_gap  int8multirange := int8multirange(int8range(p_from, p_to, '[]'));
     v_lost int8range;
 BEGIN
-    FOR v_lost IN SELECT unnest(v_gap - coalesce((SELECT range_agg(int8range(from_seq, to_seq, '[]')) FROM queen.removed_messages
-                                                   WHERE partition_id = p_partition AND to_seq >= p_from AND from_seq <= p_to), '{}')) LOOP
+    FOR v_lost IN SELECT unnest(p_gaps - coalesce((SELECT range_agg(int8range(from_seq, to_seq, '[]')) FROM queen.removed_messages
+                                                    WHERE partition_id = p_partition AND to_seq >= lower(p_gaps) AND from_seq < upper(p_gaps)), '{}')) LOOP
         RAISE WARNING 'queen: data loss: partition % lacks seq % to %', p_partition, lower(v_lost), upper(v_lost) - 1;
         INSERT INTO queen.removed_messages (partition_id, from_seq, to_seq, reason, removed_at)
         VALUES (p_partition, lower(v_lost), upper(v_lost) - 1, 'lost', queen.now());
     END LOOP;
-    RETURN v_gap;
 END
 $$;

@@ -22,35 +22,46 @@ BEGIN
     DELETE FROM queen.messages WHERE partition_id = p_partition AND seq BETWEEN p_from AND v_to;
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     PERFORM set_config('queen.lookup_maintained', coalesce(v_maintained, ''), true);
-    PERFORM queen.note_removed(p_partition, greatest(p_from, v_first), v_to, p_reason);
+    IF greatest(p_from, v_first) <= v_to THEN
+        PERFORM queen.note_removed(p_partition, int8multirange(int8range(greatest(p_from, v_first), v_to, '[]')), p_reason);
+    END IF;
     PERFORM set_config('lock_timeout', v_wait, true);
     RETURN v_gone;
 END
 $$;
 
--- Records a removed stretch and settles it in every group; the caller holds the partition's rows. A lease whose last open message
--- went ends; what may be claimed next has changed for all unleased rows.
-CREATE OR REPLACE FUNCTION queen.note_removed(p_partition int, p_from bigint, p_to bigint, p_reason text) RETURNS void
+-- Records removed stretches; the caller holds the partition's rows. Of a live lease's batch they are settled, and a lease whose last
+-- open message went ends; everywhere else the next claim steps over them. What may be claimed next has changed for all unleased rows.
+CREATE OR REPLACE FUNCTION queen.note_removed(p_partition int, p_ranges int8multirange, p_reason text) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_now    timestamptz := queen.now();
-    v_prefix boolean;
-    c        queen.partition_consumers;
+    v_now   timestamptz := queen.now();
+    v_first bigint;
+    v_known int8multirange;
+    v_least bigint;
+    c       queen.partition_consumers;
 BEGIN
-    IF p_from > p_to THEN
-        RETURN;
-    END IF;
-    DELETE FROM queen.message_audience WHERE partition_id = p_partition AND seq BETWEEN p_from AND p_to;
-    SELECT NOT EXISTS (SELECT FROM queen.messages WHERE partition_id = p_partition AND seq < p_from) INTO v_prefix;
-    IF NOT v_prefix OR EXISTS (SELECT FROM queen.partition_consumers pc WHERE pc.partition_id = p_partition AND pc.cursor_seq < p_to) THEN
-        INSERT INTO queen.removed_messages (partition_id, from_seq, to_seq, reason, removed_at) VALUES (p_partition, p_from, p_to, p_reason, v_now);
-    END IF;
-    IF v_prefix THEN
-        UPDATE queen.partition_lookup SET first_seq = greatest(first_seq, p_to + 1), updated_at = v_now WHERE partition_id = p_partition;
-    END IF;
-    FOR c IN SELECT * FROM queen.partition_consumers WHERE partition_id = p_partition AND cursor_seq < p_to ORDER BY group_id LOOP
-        c := queen.settle(c, int8multirange(int8range(greatest(p_from, c.cursor_seq + 1), p_to, '[]')));
-        IF c.lease_id IS NOT NULL AND c.lease_until > v_now AND NOT queen.batch_open(c) THEN
+    DELETE FROM queen.message_audience a USING unnest(p_ranges) r WHERE a.partition_id = p_partition AND a.seq >= lower(r) AND a.seq < upper(r);
+    -- first_seq moves over what is known to have gone, never over a seq that nobody can explain.
+    SELECT first_seq INTO v_first FROM queen.partition_lookup WHERE partition_id = p_partition;
+    SELECT p_ranges + coalesce(range_agg(int8range(from_seq, to_seq, '[]')), '{}') INTO v_known
+      FROM queen.removed_messages WHERE partition_id = p_partition AND to_seq >= v_first;
+    v_known := (v_known + int8multirange(int8range(v_first - 1, v_first))) * int8multirange(int8range(v_first - 1, NULL));
+    v_first := (SELECT upper(r) FROM unnest(v_known) r LIMIT 1);
+    UPDATE queen.partition_lookup SET first_seq = v_first, updated_at = v_now WHERE partition_id = p_partition AND first_seq < v_first;
+    -- What every group had settled, and first_seq tells, needs no reason.
+    SELECT min(cursor_seq) INTO v_least FROM queen.partition_consumers WHERE partition_id = p_partition;
+    INSERT INTO queen.removed_messages (partition_id, from_seq, to_seq, reason, removed_at)
+    SELECT p_partition, lower(r), upper(r) - 1, p_reason, v_now FROM unnest(p_ranges) r WHERE upper(r) > v_first OR upper(r) - 1 > v_least;
+    FOR c IN SELECT * FROM queen.partition_consumers WHERE partition_id = p_partition AND cursor_seq < upper(p_ranges) - 1 ORDER BY group_id LOOP
+        IF c.lease_id IS NOT NULL THEN
+            c := queen.settle(c, p_ranges * int8multirange(int8range(c.cursor_seq + 1, greatest(c.lease_to, c.cursor_seq) + 1)));
+        END IF;
+        -- A retry moment of what went must hold nobody back.
+        IF c.attempts IS NOT NULL THEN
+            c.attempts := (SELECT jsonb_object_agg(a.key, a.value) FROM jsonb_each(c.attempts) a WHERE NOT p_ranges @> a.key::bigint);
+        END IF;
+        IF c.lease_until > v_now AND NOT queen.batch_open(c) THEN
             c := queen.end_lease(c);
         END IF;
         UPDATE queen.partition_consumers

@@ -107,11 +107,11 @@ LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     g record;
 BEGIN
-    FOR g IN SELECT d.partition_id, unnest(range_agg(int8range(d.seq, d.seq, '[]'))) AS r FROM deleted d GROUP BY d.partition_id ORDER BY 1, 2 LOOP
+    FOR g IN SELECT d.partition_id, range_agg(int8range(d.seq, d.seq, '[]')) AS ranges FROM deleted d GROUP BY d.partition_id ORDER BY d.partition_id LOOP
         PERFORM 1 FROM queen.partition_lookup WHERE partition_id = g.partition_id FOR UPDATE;
         IF FOUND THEN
             PERFORM 1 FROM queen.partition_consumers WHERE partition_id = g.partition_id ORDER BY group_id FOR NO KEY UPDATE;
-            PERFORM queen.note_removed(g.partition_id, lower(g.r), upper(g.r) - 1, 'deleted');
+            PERFORM queen.note_removed(g.partition_id, g.ranges, 'deleted');
         END IF;
     END LOOP;
     RETURN NULL;
