@@ -210,3 +210,14 @@ def test_a_client_that_reads_nothing_is_not_read_any_more(shared: LiveServer, pl
             assert plain.post("/api/v1/push", content=pushing(queue, 1)).status_code == 201
             return
     raise AssertionError("everything was read")
+
+
+@pytest.mark.parametrize(
+    "odd", ["Content-Length : 1", "X: y\nTransfer-Encoding: chunked", "X: y\r\n Transfer-Encoding: chunked", "Content-Length: 1"]
+)
+def test_a_head_that_could_be_read_in_two_ways_is_refused_or_read_in_one(shared: LiveServer, queue: str, odd: str) -> None:
+    """What a proxy before us takes for the end of one request is never the beginning of another one here."""
+    with wire(shared.url) as line:
+        line.send(post("/api/v1/push", pushing(queue, 1), odd) + get("/livez"))
+        status, headers, _ = line.reply()
+        assert status == 400 and headers["connection"] == "close" and line.ended()

@@ -57,6 +57,11 @@ async def exchange(server: LiveServer, *pieces: bytes, replies: int = 1) -> list
         raw(item()).replace(b"content-length", b"x-length"),
         raw(item()).replace(b"/push", b"/pull"),
         raw(item())[: len(HEAD)],
+        raw(item(), b"content-length : 3"),
+        raw(item(), b"x: y\ntransfer-encoding: chunked"),
+        raw(item(), b"x: y", b" transfer-encoding: chunked"),
+        raw(item(), b"x: \0"),
+        raw(item(), b"transfer-encoding\t: chunked"),
     ],
 )
 def test_what_is_not_plain_takes_the_long_way(data: bytes) -> None:

@@ -24,6 +24,8 @@ _UNUSUAL = re.compile(
     rb"\r\n(?:transfer-encoding|content-encoding|expect|upgrade|origin|connection:(?![ \t]*keep-alive\r\n))", re.IGNORECASE
 )
 
+_ODD = (b" :", b"\t:", b"\r\n ", b"\r\n\t", b"\0")
+
 
 def whole_push(data: bytes) -> bytes | None:
     """The body of a push that is wholly in one read, with nothing before or behind it and nothing unusual in its head; else None."""
@@ -33,6 +35,9 @@ def whole_push(data: bytes) -> bytes | None:
     if end < 0:
         return None
     lengths = _LENGTH.findall(data, _HEADERS, end + 2)
+    # What a proxy before us may read in another way is left to the parser, which refuses it.
+    if data.count(b"\n", 0, end + 4) != data.count(b"\r\n", 0, end + 4) or any(data.find(odd, 0, end) >= 0 for odd in _ODD):
+        return None
     if len(lengths) != 1 or int(lengths[0]) != len(data) - end - 4 or _UNUSUAL.search(data, _HEADERS, end + 2):
         return None
     return data[end + 4 :]
