@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 
@@ -221,3 +222,21 @@ def test_a_head_that_could_be_read_in_two_ways_is_refused_or_read_in_one(shared:
         line.send(post("/api/v1/push", pushing(queue, 1), odd) + get("/livez"))
         status, headers, _ = line.reply()
         assert status == 400 and headers["connection"] == "close" and line.ended()
+
+
+@pytest.mark.parametrize("part", [b"X: " + b"y" * 8192 + b"\r\n", b"y" * 8192])
+def test_a_head_without_end_is_refused(shared: LiveServer, plain: httpx.Client, part: bytes) -> None:
+    with wire(shared.url) as line:
+        line.send(b"POST /api/v1/push HTTP/1.1\r\nHost: x\r\nZ: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(60):
+                line.send(part)
+        status, headers, body = line.reply()
+        assert status == 431 and headers["connection"] == "close" and "head" in json.loads(body)["error"]
+    assert plain.get("/health").status_code == 200
+
+
+def test_a_long_head_is_read(shared: LiveServer) -> None:
+    with wire(shared.url) as line:
+        line.send(get("/livez", *(f"X-{number}: {'y' * 1000}" for number in range(50))))
+        assert line.reply()[0] == 200

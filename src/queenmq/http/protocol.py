@@ -12,6 +12,13 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+HEAD_MOST = 65_536
+_WHY = b'{"error":"head: more than 65536 bytes: send shorter headers","code":"too_large"}'
+HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_WHY), _WHY)
+)
+
 
 class Exchange:
     """One request's connection, as a route sees it."""
@@ -96,6 +103,27 @@ class QueenProtocol(HttpToolsProtocol):
         self.lost = False
         self.when_lost: Callable[[], object] | None = None
         self.drains: list[asyncio.Future[bool]] = []
+        # bytes of a head that isn't over yet
+        self._head: int | None = None
+        self._began = False
+
+    def data_received(self, data: bytes) -> None:
+        self._began = False
+        super().data_received(data)
+        # The read in which it began may hold whole requests before it.
+        if self._head is not None and not self._began:
+            self._head += len(data)
+            if self._head > HEAD_MOST and not self.transport.is_closing():
+                self.transport.write(HEAD_TOO_LARGE)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._head, self._began = 0, True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+        super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope["queenmq.exchange"] = Exchange(self, cycle)  # type: ignore[typeddict-unknown-key]
