@@ -7,7 +7,8 @@
 CREATE OR REPLACE FUNCTION queen.expire_lease(c queen.partition_consumers, p_now timestamptz) RETURNS queen.partition_consumers
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
-    v_seq bigint;
+    v_seq     bigint;
+    v_attempt jsonb;
 BEGIN
     SELECT m.seq INTO v_seq FROM queen.messages m
      WHERE m.partition_id = c.partition_id AND m.seq BETWEEN greatest(c.lease_from, c.cursor_seq + 1) AND c.lease_to
@@ -16,7 +17,12 @@ BEGIN
      ORDER BY m.seq LIMIT 1;
     c := queen.end_lease(c);
     IF v_seq IS NOT NULL THEN
-        c := queen.count_failure(c, v_seq, 'the lease expired', p_now, 0);
+        v_attempt := queen.fail_message(c, v_seq, 'the lease expired', p_now, 0, false);
+        IF v_attempt IS NULL THEN
+            c := queen.settle(c, int8multirange(int8range(v_seq, v_seq, '[]')));
+        ELSE
+            c.attempts := coalesce(c.attempts, '{}') || jsonb_build_object(v_seq::text, v_attempt);
+        END IF;
     END IF;
     RETURN c;
 END
@@ -70,9 +76,10 @@ BEGIN
 END
 $$;
 
--- Counts a failed attempt of one message; past the queue's retry limit it becomes a dead letter and is settled.
-CREATE OR REPLACE FUNCTION queen.count_failure(c queen.partition_consumers, p_seq bigint, p_error text, p_now timestamptz, p_delay_ms bigint,
-    p_at_once boolean DEFAULT false) RETURNS queen.partition_consumers
+-- Counts a failed attempt of one message: [count, retry moment in ms, error]. Past the queue's retry limit it becomes a dead letter:
+-- null, and the caller settles it.
+CREATE OR REPLACE FUNCTION queen.fail_message(c queen.partition_consumers, p_seq bigint, p_error text, p_now timestamptz, p_delay_ms bigint,
+    p_at_once boolean) RETURNS jsonb
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_count int := coalesce((c.attempts -> p_seq::text ->> 0)::int, 0) + CASE WHEN p_at_once THEN 0 ELSE 1 END;
@@ -81,9 +88,7 @@ DECLARE
 BEGIN
     SELECT q.* INTO v_queue FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = c.partition_id;
     IF NOT p_at_once AND v_count <= v_queue.retry_limit THEN
-        c.attempts := coalesce(c.attempts, '{}') || jsonb_build_object(p_seq::text, jsonb_build_array(v_count,
-            floor(extract(epoch FROM p_now) * 1000)::bigint + coalesce(p_delay_ms, v_queue.retry_delay), p_error));
-        RETURN c;
+        RETURN jsonb_build_array(v_count, floor(extract(epoch FROM p_now) * 1000)::bigint + coalesce(p_delay_ms, v_queue.retry_delay), p_error);
     END IF;
     SELECT consumer_group INTO v_group FROM queen.consumer_groups_metadata WHERE id = c.group_id;
     INSERT INTO queen.dead_letter_queue (queue_id, partition_id, seq, transaction_id, trace_id, consumer_group, error_message, retry_count,
@@ -91,7 +96,7 @@ BEGIN
     SELECT v_queue.id, m.partition_id, m.seq, m.transaction_id, m.trace_id, v_group, p_error, v_count,
            m.is_encrypted, m.producer, m.headers, m.payload, m.created_at, p_now
       FROM queen.messages m WHERE m.partition_id = c.partition_id AND m.seq = p_seq;
-    RETURN queen.settle(c, int8multirange(int8range(p_seq, p_seq, '[]')));
+    RETURN NULL;
 END
 $$;
 
@@ -103,8 +108,8 @@ DECLARE
     v_first  bigint;
     v_next   bigint;
     v_last   timestamptz;
-    v_skip   int8multirange := '{}';
-    v_gaps   int8multirange := '{}';
+    v_skip   int8range[] := '{}';
+    v_gaps   int8range[] := '{}';
     v_seen   bigint;
     v_range  int8range;
     v_due    timestamptz;
@@ -134,13 +139,13 @@ BEGIN
                   ORDER BY s.seq LIMIT v_budget LOOP
             v_budget := v_budget - 1;
             IF m.seq > v_seen + 1 THEN
-                v_gaps := v_gaps + int8multirange(int8range(v_seen + 1, m.seq));
+                v_gaps := v_gaps || int8range(v_seen + 1, m.seq);
             END IF;
             v_seen := m.seq;
             v_due := greatest(m.not_before, m.created_at + nullif(v_queue.delayed_processing, 0) * interval '1 second',
                               to_timestamp((c.attempts -> m.seq::text ->> 1)::float8 / 1000));
             IF NOT m.ours OR m.created_at + v_queue.ttl * interval '1 second' <= p_now THEN
-                v_skip := v_skip + int8multirange(int8range(m.seq, m.seq, '[]'));
+                v_skip := v_skip || int8range(m.seq, m.seq, '[]');
                 CONTINUE;
             ELSIF v_due > p_now THEN
                 moment := v_due;
@@ -157,13 +162,15 @@ BEGIN
             moment := p_now;
             EXIT scan;
         ELSIF v_seen < upper(v_range) - 1 THEN
-            v_gaps := v_gaps + int8multirange(int8range(v_seen + 1, upper(v_range)));
+            v_gaps := v_gaps || int8range(v_seen + 1, upper(v_range));
         END IF;
     END LOOP scan;
     IF v_gaps <> '{}' THEN
-        PERFORM queen.explain_gaps(c.partition_id, v_gaps);
+        PERFORM queen.explain_gaps(c.partition_id, (SELECT range_agg(r) FROM unnest(v_gaps) r));
     END IF;
-    c := queen.settle(c, v_skip + v_gaps);
+    IF v_gaps <> '{}' OR v_skip <> '{}' THEN
+        c := queen.settle(c, (SELECT range_agg(r) FROM unnest(v_gaps || v_skip) r));
+    END IF;
     IF taken > 0 AND v_queue.window_buffer > 0 THEN
         v_due := least(v_last + v_queue.window_buffer * interval '1 second',
                        v_oldest + coalesce(v_queue.window_max_wait, 10 * v_queue.window_buffer) * interval '1 second');

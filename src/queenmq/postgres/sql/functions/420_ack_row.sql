@@ -11,22 +11,43 @@ DECLARE
     a       record;
     r       record;
     v_held  boolean;
+    v_done  bigint[] := '{}';
+    v_seqs  text[] := '{}';
+    v_says  text[] := '{}';
+    v_keys  text[] := '{}';
+    v_tries jsonb[] := '{}';
 BEGIN
     SELECT * INTO c FROM queen.partition_consumers WHERE partition_id = p_partition AND group_id = p_group;
     v_old := c;
-    FOR a IN SELECT u.ord::int AS ord, u.transaction_id, m.seq, u.error,
+    FOR a IN SELECT u.ord::int AS ord, u.transaction_id, m.seq, u.error, row_number() OVER (PARTITION BY m.seq ORDER BY u.ord) AS copy,
                     CASE u.status WHEN 'success' THEN 'completed' ELSE coalesce(u.status, 'completed') END AS status
                FROM unnest(p_which, p_transactions, p_statuses, p_errors) WITH ORDINALITY u(which, transaction_id, status, error, ord)
                LEFT JOIN LATERAL (SELECT x.seq FROM queen.messages x
                                    WHERE x.partition_id = p_partition AND x.transaction_id = u.transaction_id LIMIT 1) m ON true
               WHERE u.which = p_row ORDER BY u.ord LOOP
+        -- The row changes in one step at the end (or when a message is named again): one by one, many answers would cost their square.
+        IF a.copy > 1 AND a.seq IS NOT NULL THEN
+            c := queen.apply_answers(c, v_done, v_seqs, v_says, v_keys, v_tries);
+            v_done := '{}'; v_seqs := '{}'; v_says := '{}'; v_keys := '{}'; v_tries := '{}';
+        END IF;
         SELECT * INTO r FROM queen.ack_one(c, a.seq, a.status, a.error, p_lease, p_now, p_repeat);
-        c := r.c;
+        IF r.settles THEN
+            v_done := v_done || a.seq;
+        END IF;
+        IF r.answer IS NOT NULL THEN
+            v_seqs := v_seqs || a.seq::text;
+            v_says := v_says || r.answer;
+        END IF;
+        IF r.attempt IS NOT NULL THEN
+            v_keys := v_keys || a.seq::text;
+            v_tries := v_tries || r.attempt;
+        END IF;
         details := details || a.ord;
         successes := successes || r.success;
         errors := errors || r.error;
         dead := dead || r.dead;
     END LOOP;
+    c := queen.apply_answers(c, v_done, v_seqs, v_says, v_keys, v_tries);
     v_held := c.lease_id IS NOT NULL AND c.lease_until > p_now;
     IF v_held AND NOT queen.batch_open(c) THEN
         c := queen.end_lease(c);
@@ -60,9 +81,27 @@ LANGUAGE sql IMMUTABLE AS $$
                 ELSE greatest(p_now, to_timestamp((c.attempts -> (c.cursor_seq + 1)::text ->> 1)::float8 / 1000)) END
 $$;
 
--- One answer, decided on the row as it stands.
-CREATE OR REPLACE FUNCTION queen.ack_one(INOUT c queen.partition_consumers, p_seq bigint, p_status text, p_error text, p_lease uuid,
-    p_now timestamptz, p_repeat boolean, OUT success boolean, OUT error text, OUT dead boolean)
+-- Settles, answers and counted attempts, put into the row.
+CREATE OR REPLACE FUNCTION queen.apply_answers(c queen.partition_consumers, p_done bigint[], p_seqs text[], p_says text[], p_keys text[], p_tries jsonb[])
+RETURNS queen.partition_consumers
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_keys <> '{}' THEN
+        c.attempts := coalesce(c.attempts, '{}') || (SELECT jsonb_object_agg(u.k, u.t) FROM unnest(p_keys, p_tries) u(k, t));
+    END IF;
+    IF p_seqs <> '{}' THEN
+        c.answered := coalesce(c.answered, '{}') || jsonb_object(p_seqs, p_says);
+    END IF;
+    IF p_done <> '{}' THEN
+        c := queen.settle(c, (SELECT range_agg(int8range(s, s, '[]')) FROM unnest(p_done) s));
+    END IF;
+    RETURN c;
+END
+$$;
+
+-- One answer, decided on the row as it stands; what it does to the row comes back: settle the message, note the answer, the attempt.
+CREATE OR REPLACE FUNCTION queen.ack_one(c queen.partition_consumers, p_seq bigint, p_status text, p_error text, p_lease uuid,
+    p_now timestamptz, p_repeat boolean, OUT success boolean, OUT error text, OUT dead boolean, OUT settles boolean, OUT answer text, OUT attempt jsonb)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_live    boolean := c.lease_id IS NOT NULL AND c.lease_until > p_now;
@@ -72,6 +111,7 @@ DECLARE
     v_first   text;
 BEGIN
     dead := false;
+    settles := false;
     success := true;
     IF p_lease IS NOT NULL AND NOT (v_live AND p_lease = c.lease_id) THEN
         SELECT r.success, r.error, r.dead INTO success, error, dead FROM queen.repeat_ack(c, p_seq, p_status, p_lease, p_repeat) r;
@@ -99,18 +139,19 @@ BEGIN
         RETURN;
     END IF;
     IF p_status = 'completed' THEN
-        c := queen.settle(c, int8multirange(int8range(p_seq, p_seq, '[]')));
+        settles := true;
         RETURN;
     ELSIF p_status = 'retry' THEN
         v_first := 'retry';
     ELSE
-        c := queen.count_failure(c, p_seq, p_error, p_now, NULL, p_status = 'dlq');
-        dead := p_seq <= c.cursor_seq OR coalesce(c.acked @> p_seq, false);
+        attempt := queen.fail_message(c, p_seq, p_error, p_now, NULL, p_status = 'dlq');
+        dead := attempt IS NULL;
+        settles := dead;
         v_first := CASE WHEN dead AND p_status = 'failed' THEN 'failed-dead' ELSE p_status END;
     END IF;
     -- Also under a lease that ran out and that nobody took: the same failure isn't counted twice.
     IF v_covered OR v_limbo THEN
-        c.answered := coalesce(c.answered, '{}') || jsonb_build_object(p_seq::text, v_first);
+        answer := v_first;
     END IF;
 END
 $$;
