@@ -94,6 +94,7 @@ class Crowd:
     kills: int = 0
     stop: float = 0.0
     finishing: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     backends: dict[int, int] = field(default_factory=dict)
     names: int = 6
 
@@ -103,6 +104,11 @@ class Crowd:
             await connection.execute("SET lock_timeout = '20ms'")
             self.backends[number] = connection.get_server_pid()
         return connection
+
+    async def pause(self, seconds: float) -> None:
+        """Thinks for so long, unless the run ends first."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.over.wait(), seconds)
 
     def name(self) -> str:
         return f"p{self.draw.randrange(self.names)}"
@@ -142,7 +148,7 @@ class Crowd:
                 stored = {one for (_, one), seq in zip(now, done.seqs, strict=True) if seq is not None} if done else set()
                 self.pushed |= dict.fromkeys(stored, began)
                 wanted = [(name, one) for name, one in wanted if one not in stored]
-                await asyncio.sleep(0.004 if wanted else self.draw.random() / 200)
+                await self.pause(0.004 if wanted else self.draw.random() / 200)
 
     async def user(self, number: int, level: str) -> None:
         connection, turn = None, 0
@@ -156,7 +162,7 @@ class Crowd:
                 await connection.fetchval("SELECT count(*) FROM queen.queues")
                 for one in ids:
                     await connection.fetchval("SELECT queen.push($1, $2, '1', $3)", QUEUE, self.name(), one)
-                await asyncio.sleep(self.draw.choice((0, 0, 0.01, 0.3 if number % 5 == 0 else 0.02)))
+                await self.pause(self.draw.choice((0, 0, 0.01, 0.3 if number % 5 == 0 else 0.02)))
                 if self.draw.random() < 0.2:
                     await connection.execute("ROLLBACK")
                     continue
@@ -189,7 +195,7 @@ class Crowd:
             except GONE:
                 connection = dropped(connection)
                 continue
-            await asyncio.sleep(self.draw.random() / 20)
+            await self.pause(self.draw.random() / 20)
 
     # -- those who consume
 
@@ -202,7 +208,7 @@ class Crowd:
                 got = await pop(connection, self.groups[name], batch=self.draw.randrange(1, 12), spread=2, seconds=LEASE, after=after)
                 after = tuple(got.told["more"]) if got.told["more"] and not got.rows else (0, 0)
                 if not got.rows:
-                    await asyncio.sleep(0.005)
+                    await self.pause(0.005)
                     continue
                 self._given(name, got.rows, before)
                 await self._answer(connection, name, got.lease, got.rows)
@@ -282,12 +288,12 @@ class Crowd:
             except asyncpg.PostgresError as error:
                 if error.sqlstate != "QM008":
                     raise
-            await asyncio.sleep(0.03)
+            await self.pause(0.03)
 
     async def killer(self) -> None:
         connection = await self.connect()
         while time.monotonic() < self.stop:
-            await asyncio.sleep(0.25)
+            await self.pause(0.25)
             victim = self.draw.choice(list(self.backends.values()))
             self.kills += bool(await connection.fetchval("SELECT pg_terminate_backend($1)", victim))
 
@@ -295,7 +301,7 @@ class Crowd:
         """Partitions and groups that appear while all are at work."""
         connection = await self.connect()
         for number in range(3):
-            await asyncio.sleep((self.stop - time.monotonic()) / (5 - number))
+            await self.pause((self.stop - time.monotonic()) / (5 - number))
             self.names += 3
             name = f"late{number}"
             with contextlib.suppress(*AGAIN):
@@ -324,8 +330,9 @@ class Crowd:
         while time.monotonic() < self.stop:
             if not await setup.fetchval("SELECT count(*) FROM queen.wakes") and not await setup.fetchval(UNSETTLED, QUEUE):
                 break
-            await asyncio.sleep(0.05)
+            await self.pause(0.05)
         self.stop = time.monotonic()
+        self.over.set()
         await asyncio.gather(*others, *self._extra)
         await self._judge(setup)
 
