@@ -350,6 +350,17 @@ async def test_a_seek_forgets_what_lay_above_and_ends_the_lease(clock: Connectio
         assert caught.value.sqlstate == "QM010"
 
 
+async def test_a_seek_moves_partitions_whose_wake_is_pending(pg: Connection) -> None:
+    await partitions(pg, "q/old")
+    g = await group(pg, "q", "g")
+    await pg.fetchval("SELECT queen.push('q', 'new', '1', 'x')")
+    assert await pg.fetchval("SELECT queen.seek('q', 'g', p_to_end => true)") == 2
+    await pg.fetchrow("SELECT * FROM queen.take_wakes()")
+    assert await drain(pg, g) == []
+    await pg.fetchval("SELECT queen.push('q', 'new', '1', 'y')")
+    assert [one for _, one in await drain(pg, g)] == ["y"]
+
+
 async def test_the_outbox_refuses_what_the_api_refuses(pg: Connection) -> None:
     for arguments in (
         "'', 'p', '1'",

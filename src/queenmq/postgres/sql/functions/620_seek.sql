@@ -24,6 +24,10 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', '1s', true);
     PERFORM queen.lock_queue(v_queue, p_partition IS NULL);
+    -- A partition whose rows a wake has yet to make is moved like the others.
+    PERFORM queen.make_rows(array_agg(p.id)) FROM queen.partitions p JOIN queen.partition_lookup l ON l.partition_id = p.id
+      WHERE p.queue_id = v_queue AND (p_partition IS NULL OR p.name = p_partition)
+        AND NOT EXISTS (SELECT FROM queen.partition_consumers c WHERE c.partition_id = p.id AND c.group_id = v_group);
     PERFORM 1 FROM queen.partition_consumers c JOIN queen.partitions p ON p.id = c.partition_id
       WHERE p.queue_id = v_queue AND (p_partition IS NULL OR p.name = p_partition) ORDER BY c.partition_id, c.group_id FOR NO KEY UPDATE OF c;
     v_now := queen.now();
