@@ -236,6 +236,21 @@ async def test_past_the_deadline_a_name_in_the_making_is_busy_even_while_others_
             await stuck
 
 
+async def test_a_push_over_a_name_in_the_making_and_others_says_which_failed(
+    manager: Manager, queue: str, other: Connection, impatient: None
+) -> None:
+    await prepared(manager, queue)
+    async with holding(other, "SELECT queen.push($1, 'new', '1')", queue):
+        entries = await push(manager, item(queue, "a", "new"), item(queue, "b", "free 0"), item(queue, "c", "quite new"))
+        assert [entry["status"] for entry in entries] == ["failed", "queued", "queued"]
+        assert entries[0]["partition_id"] is None and entries[0]["message_id"] is None and "making" in entries[0]["error"]
+        operations = [storing(queue, name)["operations"][0] for name in ("new", "free 0")]
+        with pytest.raises(Busy):
+            await transact(manager, {"operations": operations})
+    assert (await push(manager, item(queue, "a", "new")))[0]["status"] == "queued"
+    assert [m["data"] for m in await take(manager, queue, partition="free 0")] == ["b"]
+
+
 async def test_what_waited_behind_a_stuck_push_is_answered_in_time_too(
     manager: Manager, queue: str, other: Connection, impatient: None
 ) -> None:

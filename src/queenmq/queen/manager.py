@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG_SECONDS = 1.0
 DEFAULT = "Default"
+NO_CONFIG = QueueConfig(0, "", None, None, 0, 0, False, 0)
 # an item's place in its request, for error messages
 Where = Callable[[int], str]
 Columns = tuple[list[str], list[str], Rare | None]
@@ -106,7 +107,7 @@ class Manager:
         places = self._by_partition(items)
         ticket, done = Ticket.awaited(len(places))
         units = await self._units(places, self._columns(items, places), ticket)
-        self.sidecar.push.submit(units)
+        self.sidecar.push.submit([unit for unit in units if not unit.done])
         await done
         return self._pushed(units, places, len(items))
 
@@ -190,11 +191,17 @@ class Manager:
         return places
 
     async def _units(self, places: dict[tuple[str, str], list[int]], columns: list[Columns], ticket: Ticket) -> list[PushUnit]:
-        """What one request stores in each partition, asking the database for names and options that this server hasn't met."""
-        known = self._known(places) or await self._resolve(list(places))
+        """What one request stores in each partition, asking the database for names and options that this server hasn't met. Those whose
+        name somebody else is making for too long have failed already."""
+        busy: dict[tuple[str, str], Busy] = {}
+        known = self._known(places) or await self._resolve(list(places), busy)
         for config in {config.id: config for _, config in known if config.max_size}.values():
             await self._refuse_full(config)
-        return self._prepare(columns, known, ticket)
+        units = self._prepare(columns, known, ticket)
+        for name, unit in zip(places, units, strict=True):
+            if name in busy:
+                unit.fail(busy[name])
+        return units
 
     def _known(self, names: Iterable[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]] | None:
         """Partitions and options, when this server has met them all."""
@@ -217,18 +224,27 @@ class Manager:
             found.append(unit)
         return found
 
-    async def _resolve(self, names: list[tuple[str, str]]) -> list[tuple[PartitionRef, QueueConfig]]:
-        """The same, made or asked for where they aren't known."""
+    async def _resolve(self, names: list[tuple[str, str]], busy: dict[tuple[str, str], Busy]) -> list[tuple[PartitionRef, QueueConfig]]:
+        """The same, made or asked for where they aren't known; `busy` gets those that others are making, unless that is all of them."""
         queues = self.directory.queues
         for _ in range(5):
-            await asyncio.gather(*(self.directory.make(*name) for name in names))
-            for queue in {queue for queue, _ in names}:
+            made = await asyncio.gather(*(self.directory.make(*name) for name in names if name not in busy), return_exceptions=True)
+            for name, result in zip([name for name in names if name not in busy], made, strict=True):
+                if isinstance(result, Busy):
+                    busy[name] = result
+                elif isinstance(result, BaseException):
+                    raise result
+            there = [name for name in names if name not in busy]
+            if not there:
+                raise next(iter(busy.values()))
+            for queue in {queue for queue, _ in there}:
                 if queues.peek(queue) is None:
                     queues.drop_name(queue)
                     await queues.get(queue)
-            known = self._known(names)
+            known = self._known(there)
             if known is not None:
-                return known
+                found = dict(zip(there, known, strict=True))
+                return [found.get(name) or (PartitionRef(0, name[1], name[0], 0), NO_CONFIG) for name in names]
         raise Unavailable("the queue was deleted while this push was under way: send again")
 
     def _columns(self, items: list[PushItem], places: dict[tuple[str, str], list[int]], where: Where = "items[{}]".format) -> list[Columns]:
@@ -416,6 +432,9 @@ class Manager:
         acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
         places = self._by_partition(items, where) if items else {}
         pushes = await self._units(places, self._columns(items, places, where), Ticket(0, lambda: None)) if items else []
+        for push in pushes:
+            if push.error is not None:
+                raise push.error
         leases = [lease for each in dict.fromkeys(body.requiredLeases) if (lease := parse_lease(each)) is not None]
         unit = TransactionUnit(pushes, acks, leases, loop.create_future())
         self.sidecar.transaction.submit((unit,))

@@ -8,6 +8,7 @@ made again and stores nothing twice. Invariant: units of a partition are stored 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from queenmq.queen.directory import Directory
 from queenmq.queen.lane import SECOND_WEIGHT, Lane, Unit
 from queenmq.shared_state.partition_id_cache import PartitionRef
 from queenmq.shared_state.queue_config_cache import QueueConfig
+
+log = logging.getLogger(__name__)
 
 TRIES = 8
 SEPARATOR = "\x1e"
@@ -235,7 +238,11 @@ class PushLane(Lane[PushUnit]):
 
     def _tell(self, stored: list[PushUnit]) -> None:
         for unit in stored:
-            unit.ring()
+            try:
+                unit.ring()
+            except Exception:
+                # Whatever goes wrong with one reply is nothing to the others of the same call.
+                log.exception("a push's reply failed")
         self._stored({unit.ref.queue for unit in stored})
 
 

@@ -50,6 +50,8 @@ def pushed(unit: PushUnit, positions: Iterable[int], salt: int) -> list[str]:
     ids = texts(unit.transactions)
     if unit.error is not None:
         error = text(str(unit.error))
+        if not ref.id:
+            named = f'"partition_id":null,"queueName":{text(ref.queue)},"status":"'
         return [
             f'{{"index":{index},"message_id":null,"transaction_id":"{name}",{named}failed","trace_id":null,"seq":null,"error":{error}}}'
             for index, name in zip(positions, ids, strict=True)
