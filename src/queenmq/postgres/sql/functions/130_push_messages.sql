@@ -1,6 +1,8 @@
 -- Stores messages of many requests at once. The server prepares the arrays: p_partitions distinct and ascending, p_counts items
--- in each; per item which partition (1-based), its position there (0-based; both null when there is one partition), its transaction id and payload; the rare columns
--- only when some item has one. Answers: bases[which] + position is an item's seq; where there were duplicates, seqs and
+-- in each; per item which partition (1-based), its position there (0-based; both null when there is one partition), its transaction
+-- id and payload; the rare columns only when some item has one.
+-- Plain items may come packed instead, per partition one text of ids and one of payloads, separated by U+001E (which no JSON text contains;
+-- an id that does goes unpacked): a driver encodes one text many times faster than an array of as many, and the arrays above are null. Answers: bases[which] + position is an item's seq; where there were duplicates, seqs and
 -- duplicates by position instead. A null base: somebody holds that partition (only with p_skip): nothing was stored in it.
 -- Lock order: lookup rows by id, then, in a later statement, the drained consumer rows, then the change.
 CREATE OR REPLACE FUNCTION queen.push_messages(
@@ -9,6 +11,7 @@ CREATE OR REPLACE FUNCTION queen.push_messages(
     p_headers json[] DEFAULT NULL, p_delays float8[] DEFAULT NULL,
     p_queues int[] DEFAULT NULL, p_versions bigint[] DEFAULT NULL,
     p_skip boolean DEFAULT false, p_notify boolean DEFAULT true,
+    p_packed_transactions text[] DEFAULT NULL, p_packed_payloads text[] DEFAULT NULL,
     OUT bases bigint[], OUT seqs bigint[], OUT duplicates boolean[])
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -19,15 +22,17 @@ DECLARE
     v_base       bigint;
     v_now        timestamptz;
     v_created    timestamptz[];
+    v_rows       bigint;
     v_stored     bigint[];
     v_not_before timestamptz[];
     v_wake       int[];
     v_groups     int[];
     v_held       int[];
+    v_packed     boolean := p_packed_transactions IS NOT NULL;
     v_own        boolean := current_setting('transaction_isolation') LIKE 'read %';
 BEGIN
     -- One partition: its items need not say which, nor where.
-    IF v_one AND p_which IS NULL AND (p_skip OR v_rare) THEN
+    IF v_one AND p_which IS NULL AND NOT v_packed AND (p_skip OR v_rare) THEN
         p_which := array_fill(1, ARRAY[p_counts[1]]);
         p_position := ARRAY(SELECT generate_series(0, p_counts[1] - 1));
     END IF;
@@ -69,7 +74,18 @@ BEGIN
 
     PERFORM set_config('queen.lookup_maintained', 'on', true);
     BEGIN
-        IF p_skip OR v_rare THEN
+        IF v_packed THEN
+            INSERT INTO queen.messages (partition_id, seq, transaction_id, created_at, payload)
+            SELECT u.id, u.base + i.position - 1, i.transaction_id, u.created, i.payload
+              FROM unnest(p_partitions, bases, v_created, p_packed_transactions, p_packed_payloads) u(id, base, created, transactions, payloads),
+                   LATERAL unnest(string_to_array(u.transactions, E'\x1e'), string_to_array(u.payloads, E'\x1e')::json[])
+                           WITH ORDINALITY i(transaction_id, payload, position)
+             WHERE u.base IS NOT NULL;
+            GET DIAGNOSTICS v_rows = ROW_COUNT;
+            IF v_rows <> (SELECT coalesce(sum(u.count), 0) FROM unnest(p_counts, bases) u(count, base) WHERE u.base IS NOT NULL) THEN
+                RAISE EXCEPTION 'the ids and payloads must be as many as the counts say' USING ERRCODE = 'QM002';
+            END IF;
+        ELSIF p_skip OR v_rare THEN
             INSERT INTO queen.messages (partition_id, seq, transaction_id, trace_id, created_at, is_encrypted, producer, headers, not_before, payload)
             SELECT p_partitions[u.which], bases[u.which] + u.position, u.transaction_id, u.trace_id, v_created[u.which],
                    u.encrypted, u.producer, u.headers, u.not_before, u.payload
@@ -87,6 +103,14 @@ BEGIN
               FROM unnest(p_which, p_position, p_transactions, p_payloads) u(which, position, transaction_id, payload);
         END IF;
     EXCEPTION WHEN unique_violation THEN
+        IF v_packed THEN
+            SELECT array_agg(u.which::int ORDER BY u.which, i.position), array_agg(i.transaction_id ORDER BY u.which, i.position),
+                   array_agg(i.payload ORDER BY u.which, i.position)
+              INTO p_which, p_transactions, p_payloads
+              FROM unnest(p_packed_transactions, p_packed_payloads) WITH ORDINALITY u(transactions, payloads, which),
+                   LATERAL unnest(string_to_array(u.transactions, E'\x1e'), string_to_array(u.payloads, E'\x1e')::json[])
+                           WITH ORDINALITY i(transaction_id, payload, position);
+        END IF;
         SELECT r.seqs, r.duplicates, r.stored INTO seqs, duplicates, v_stored
           FROM queen.push_rows(p_partitions, bases, v_created, coalesce(p_which, array_fill(1, ARRAY[p_counts[1]])), p_transactions, p_payloads,
                                p_traces, p_encrypted, p_producers, p_headers, v_not_before) r;

@@ -76,6 +76,12 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'QM011' THEN
             outcomes[t] := 2;
             failures[t] := SQLERRM;
+            FOR i IN 1 .. coalesce(cardinality(p_item_tx), 0) LOOP
+                IF p_item_tx[i] = t THEN
+                    item_seqs[i] := NULL;
+                    item_duplicates[i] := NULL;
+                END IF;
+            END LOOP;
         END;
     END LOOP;
     PERFORM set_config('queen.lookup_maintained', coalesce(v_maintained, ''), true);
