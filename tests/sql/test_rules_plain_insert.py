@@ -215,3 +215,25 @@ async def test_messages_deleted_by_hand_are_stepped_over(pg: Connection) -> None
     assert all(one.released for one in await ack_all(pg, got))
     assert await drain(pg, g) == []
     assert await pg.fetchval("SELECT cursor_seq FROM queen.partition_consumers") == 9
+
+
+async def test_opposite_orders_end_for_one_of_them_and_do_no_harm(pg: Connection, connect: Connect) -> None:
+    """Documented: order by partition. The one that fails is repeated, whatever told it so."""
+    a, b = await partitions(pg, "q/a", "q/b")
+    g = await group(pg, "q", "g")
+    first, second = await connect(), await connect()
+    for one in (first, second):
+        await one.execute("BEGIN")
+    await first.execute(SOME, a, 1, 2)
+    await second.execute(SOME, b, 3, 4)
+    crossing = asyncio.gather(first.execute(SOME, b, 5, 6), second.execute(SOME, a, 7, 8), return_exceptions=True)
+    failed = [one for one in await crossing if isinstance(one, BaseException)]
+    assert failed
+    assert all(isinstance(one, asyncpg.DeadlockDetectedError | asyncpg.LockNotAvailableError) for one in failed)
+    for one in (first, second):
+        await one.execute("COMMIT")
+    await pg.execute(SOME, a, 10, 10)
+    await pg.execute(SOME, b, 11, 11)
+    for p in (a, b):
+        assert await seqs(pg, p) == list(range(1, await next_seq(pg, p)))
+    assert len(await drain(pg, g)) == await pg.fetchval("SELECT count(*) FROM queen.messages")

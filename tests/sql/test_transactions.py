@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+import asyncpg
+import pytest
 from tests.sql.support import Ack, Connection, Item, ack, ack_all, consumer, drain, group, named, numbered, partitions, pop, push, stranded
 from tests.sql.transactions import Transaction, execute
 
@@ -55,7 +57,7 @@ async def test_of_several_in_one_call_each_fails_alone(pg: Connection) -> None:
     )
     assert done.outcomes == [1, 2, 1, 1, 1]
     assert done.failures == [None, "Invalid or expired lease: m2", None, None, None]
-    assert [seq for number, seq in enumerate(done.seqs) if number != 2] == [1, 2, 3, 2, 4]
+    assert done.seqs == [1, 2, None, 3, 2, 4]
     assert done.duplicates[4] is True
     assert [
         row["transaction_id"] for row in await pg.fetch("SELECT transaction_id FROM queen.messages WHERE partition_id = $1 ORDER BY seq", b)
@@ -145,3 +147,23 @@ async def test_failing_and_dead_lettering_in_a_transaction_are_undone_with_it(pg
     assert done.outcomes == [2]
     assert await pg.fetchval("SELECT count(*) FROM queen.dead_letter_queue") == 0
     assert [one.success for one in await ack_all(pg, got)] == [True, True]
+
+
+async def test_a_sleeping_partition_or_old_options_end_the_call_without_effect(pg: Connection) -> None:
+    p, other = await partitions(pg, "q/p", "q/other")
+    row = await pg.fetchrow("SELECT * FROM queen.make_partitions('{q}', '{p}')")
+    assert row is not None
+    call = (
+        "SELECT * FROM queen.execute_transaction(1, $1, '{1}', '{1}', '{x}', '{1}', NULL, NULL, NULL, NULL, NULL,"
+        " '{}', '{}', '{}', '{}', NULL, NULL, '{}', '{}', '{}', $2, $3)"
+    )
+    assert await pg.fetchrow(call, [p], row["queue_ids"], row["versions"])
+    await pg.fetchval("""SELECT queen.configure_queue('q', NULL, NULL, '{"priority": 1}')""")
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await pg.fetchrow(call, [p], row["queue_ids"], row["versions"])
+    assert caught.value.sqlstate == "QM003"
+    await pg.fetchval("SELECT queen.sleep_partition($1)", other)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await execute(pg, Transaction([Item(p, "y"), Item(other, "y")]))
+    assert caught.value.sqlstate == "QM001"
+    assert await pg.fetchval("SELECT count(*) FROM queen.messages") == 1
