@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.queen.support import ack, item, messages, push, take, transact
 
-from queenmq.errors import SealRequired
+from queenmq.errors import QueueFull, SealRequired
 from queenmq.messages import ConfigureBody, PushItem
 from queenmq.queen.encryption import SealBroken
 from queenmq.queen.manager import Manager
@@ -125,6 +125,18 @@ async def test_a_server_without_a_key_refuses_a_push_once_the_queue_demands_seal
     with pytest.raises(SealRequired):
         await transact(keyless, {"operations": [{"type": "push", "items": [{"queue": queue, "payload": msgspec.Raw(b"1")}]}]})
     assert (await push(keyed, item(queue, "secret")))[0]["status"] == "queued"
+
+
+async def test_a_size_limit_set_elsewhere_holds_for_the_next_push_and_for_nobody_else(make_manager: MakeManager, queue: str) -> None:
+    here, there = await make_manager(), await make_manager()
+    await push(here, item(queue, 1), item(queue, 2), item(f"{queue}.free", 1))
+    await configure(there, queue, maxSize=2)
+    pushes = [asyncio.create_task(push(here, item(name, 3))) for name in (queue, f"{queue}.free")]
+    await asyncio.wait(pushes)
+    assert isinstance(pushes[0].exception(), QueueFull) and pushes[1].result()[0]["status"] == "queued"
+    with pytest.raises(QueueFull):
+        await transact(here, {"operations": [{"type": "push", "items": [{"queue": queue, "payload": msgspec.Raw(b"1")}]}]})
+    assert [m["data"] for m in await take(here, queue)] == [1, 2]
 
 
 async def test_encryption_switched_off_elsewhere_leaves_the_next_push_plain(make_manager: MakeManager, queue: str, sql: Connection) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -180,7 +180,7 @@ class Directory:
             task.result()
         return {id(push) for push in pushes if makes[push.ref.queue, push.ref.name] in pending}
 
-    async def reconfigure(self, pushes: Iterable[N], reseal: Callable[[N], None]) -> None:
+    async def reconfigure(self, pushes: Iterable[N], recheck: Callable[[N], Awaitable[None]]) -> None:
         """Pushes are given what is known now of their partition and queue."""
         for push in pushes:
             push.ref = self.partitions.get(push.ref.queue, push.ref.name) or push.ref
@@ -189,9 +189,9 @@ class Directory:
                 continue
             old, push.config = push.config, config
             try:
-                reseal(push)
+                await recheck(push)
             except QueenError:
-                # Else the next try would be made under the new version with the payload as it is.
+                # Else the next try would be made under the new version without what it demands.
                 push.config = old
                 raise
 

@@ -91,7 +91,7 @@ class Manager:
             stored=self._stored,
             acked=self._acked,
             freed=self._freed,
-            reseal=self._seal,
+            recheck=self._recheck,
             committed=self._committed,
         )
         self._popper = Popper(self.sidecar, self.directory, self.waits, clock, metrics, sealer, salt)
@@ -307,6 +307,12 @@ class Manager:
         unit.payloads = [self._sealer.seal(payload, unit.ref.queue) for payload in unit.payloads]
         unit.rare = unit.rare or Rare()
         unit.rare.encrypted = [True] * unit.weight
+
+    async def _recheck(self, unit: PushUnit) -> None:
+        """What other options demand than those that were known when the push began."""
+        if unit.config.max_size:
+            await self._refuse_full(unit.config)
+        self._seal(unit)
 
     async def _refuse_full(self, config: QueueConfig) -> None:
         """maxSize, against a figure that is at most a second old."""

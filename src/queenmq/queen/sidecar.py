@@ -7,7 +7,7 @@ way at any moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
 
@@ -38,16 +38,16 @@ class Sidecar:
         stored: Callable[[set[str]], None],
         acked: Callable[[list[AckUnit]], None],
         freed: Callable[[list[int]], None],
-        reseal: Callable[[PushUnit], None],
+        recheck: Callable[[PushUnit], Awaitable[None]],
         committed: Callable[[TransactionUnit], None],
     ) -> None:
         self._closing = False
         self._again: dict[UUID, asyncio.TimerHandle] = {}
-        self.push = PushLane(database, directory, clock, metrics.lane("push"), stored=stored, reseal=reseal)
+        self.push = PushLane(database, directory, clock, metrics.lane("push"), stored=stored, recheck=recheck)
         self.pop = PopLane(database, clock, metrics.lane("pop"), abandoned=self.release)
         self.ack = AckLane(database, clock, metrics.lane("ack"), freed=acked)
         self.lease = LeaseLane(database, clock, metrics.lane("lease"), freed=freed)
-        self.transaction = TransactionLane(database, directory, clock, metrics.lane("transaction"), reseal=reseal, over=committed)
+        self.transaction = TransactionLane(database, directory, clock, metrics.lane("transaction"), recheck=recheck, over=committed)
 
     def release(self, lease: UUID) -> asyncio.Future[bool]:
         """Gives a lease back without counting an attempt; nobody needs to wait for it."""

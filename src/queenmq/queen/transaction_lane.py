@@ -7,7 +7,7 @@ whatever becomes of its neighbours.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -85,13 +85,13 @@ class TransactionLane(Lane[TransactionUnit]):
         clock: Clock,
         metrics: LaneMetrics,
         *,
-        reseal: Callable[[PushUnit], None],
+        recheck: Callable[[PushUnit], Awaitable[None]],
         over: Callable[[TransactionUnit], None],
     ) -> None:
         super().__init__("transaction", 2, clock, metrics)
         self._database = database
         self._directory = directory
-        self._reseal = reseal
+        self._recheck = recheck
         self._over = over
 
     async def call(self, units: list[TransactionUnit], skip: bool) -> list[TransactionUnit]:
@@ -107,7 +107,7 @@ class TransactionLane(Lane[TransactionUnit]):
             except ConfigChanged:
                 for name in {push.config.name for push in pushes}:
                     self._directory.queues.drop_name(name)
-            await self._directory.reconfigure([push for unit in units for push in unit.pushes], self._reseal)
+            await self._directory.reconfigure([push for unit in units for push in unit.pushes], self._recheck)
         raise Unavailable("the queue keeps changing: send again later")
 
     async def _execute(self, units: list[TransactionUnit], skip: bool) -> list[TransactionUnit]:
