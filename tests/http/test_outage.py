@@ -208,3 +208,39 @@ async def test_what_was_delivered_or_claimed_for_nobody_is_settled_when_the_data
     finally:
         await manager.close()
         await database.close()
+
+
+async def test_a_server_ends_in_time_though_its_database_hangs(durable_postgres: EmbeddedPostgres) -> None:
+    """PostgreSQL stands still with everything under way: nothing that waits for it holds up the end."""
+    live = LiveServer(durable_postgres.dsn()).start()
+    try:
+        async with httpx.AsyncClient(base_url=live.url, timeout=DEADLINE) as client:
+            await client.post("/api/v1/push", json={"items": [{"queue": "orders", "payload": 1}]})
+            message = (await client.get("/api/v1/pop/queue/orders")).json()["messages"][0]
+            await client.post("/api/v1/ack", json={k: message[k] for k in ("transactionId", "partitionId", "leaseId")})
+            connection = await asyncpg.connect(durable_postgres.dsn())
+            pids = [row[0] for row in await connection.fetch("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'queenmq%'")]
+            assert durable_postgres.pid is not None
+            pids.append(durable_postgres.pid)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                work = [
+                    asyncio.create_task(client.post("/api/v1/push", json={"items": [{"queue": "orders", "payload": 2}]})),
+                    asyncio.create_task(client.post("/api/v1/push", json={"items": [{"queue": "new", "payload": 2}]})),
+                    asyncio.create_task(client.get("/api/v1/pop/queue/orders", params={"wait": "true"})),
+                    asyncio.create_task(client.post("/api/v1/ack", json={"transactionId": "t", "partitionId": message["partitionId"]})),
+                ]
+                await asyncio.wait(work, timeout=0.1)
+                started = asyncio.get_running_loop().time()
+                await asyncio.to_thread(live.stop)
+                assert asyncio.get_running_loop().time() - started < 6
+                replies = await asyncio.gather(*work)
+                assert {reply.status_code for reply in replies} == {503}
+                assert not any(reply.json().get("nothingDone") for reply in (replies[0], replies[3]))
+            finally:
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+            await connection.close()
+    finally:
+        live.stop()

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 WAKES_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 RECONNECT_SECONDS = 0.5
+STOP_SECONDS = 1.0
 
 
 class Errands:
@@ -46,8 +47,9 @@ class Errands:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(QueenError):
-            await self._add_consumed()
+        with contextlib.suppress(QueenError, TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._add_consumed()
 
     async def _listen(self) -> None:
         """One connection that only listens; after a break everything remembered is forgotten."""
@@ -94,6 +96,9 @@ class Errands:
             except QueenError as error:
                 log.debug("wakes wait", extra={"error": str(error)})
                 continue
+            except Exception:
+                log.exception("wakes could not be taken")
+                continue
             for queue_id in row["queues"] or ():
                 self._manager.queue_woken(queue_id)
             if row["taken"]:
@@ -112,6 +117,8 @@ class Errands:
                     self._manager.metrics.stale_lookups = await self._database.value("stale_lookups")
             except QueenError as error:
                 log.debug("the report waits", extra={"error": str(error)})
+            except Exception:
+                log.exception("the report failed")
 
     async def _add_consumed(self) -> None:
         """Adds what was settled since the last time; kept when the database is away."""

@@ -31,7 +31,7 @@ HELD_TOO_LONG = "somebody holds a row of this partition for too long: send again
 # A second call leaves beside the first only with so much to carry, or when the first takes long: a call costs what many items cost.
 SECOND_WEIGHT = 256
 SECOND_SECONDS = 0.005
-CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 1.0
 LOST_TRIES, LOST_PAUSE = 5, 0.005
 STOPPING = "the server is stopping"
 CUT_OFF = "the server stopped while this was under way: whether it was done is not known"
