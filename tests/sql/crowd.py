@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
-from tests.sql.support import Ack, Connection, Item, ack, group, pop, push, stranded
+from tests.sql.support import Ack, Connection, Item, ack, group, pop, push, push_packed, stranded
 
 QUEUE = "crowd"
 LEASE = 1
@@ -131,7 +131,8 @@ class Crowd:
                         assert row is not None
                         known |= {name: made for name, made in zip(unknown, row["partition_ids"], strict=True) if made is not None}
                     now = [(name, one) for name, one in wanted if name in known]
-                    done = await push(connection, *(Item(known[name], one) for name, one in now), skip=skip) if now else None
+                    way = self.draw.choice((push, push_packed))
+                    done = await way(connection, *(Item(known[name], one) for name, one in now), skip=skip) if now else None
                 except GONE:
                     connection = dropped(connection)
                     self.perhaps |= {one for _, one in wanted}

@@ -125,6 +125,27 @@ async def push(pg: Connection, *items: Item, skip: bool = False, notify: bool = 
     return Pushed(seqs, [False] * len(seqs))
 
 
+async def push_packed(pg: Connection, *items: Item, skip: bool = False) -> Pushed:
+    """As the server sends plain items: one text of ids and one of payloads for each partition."""
+    parts = sorted({item.partition for item in items})
+    sorted_items = [(at, item) for p in parts for at, item in enumerate(items) if item.partition == p]
+    counts = [sum(item.partition == p for item in items) for p in parts]
+    row = await pg.fetchrow(
+        "SELECT * FROM queen.push_messages($1, $2, NULL, NULL, NULL, NULL, p_skip => $3, p_notify => false,"
+        " p_packed_transactions => $4, p_packed_payloads => $5)",
+        parts, counts, skip,
+        ["\x1e".join(item.transaction_id for item in items if item.partition == p) for p in parts],
+        ["\x1e".join(item.payload for item in items if item.partition == p) for p in parts],
+    )  # fmt: skip
+    assert row is not None
+    seqs, duplicates = row["seqs"], row["duplicates"]
+    if seqs is None:
+        seqs = [None if base is None else base + at for base, count in zip(row["bases"], counts, strict=True) for at in range(count)]
+        duplicates = [False] * len(seqs)
+    answers = {at: (seq, again) for (at, _), seq, again in zip(sorted_items, seqs, duplicates, strict=True)}
+    return Pushed([answers[at][0] for at in range(len(items))], [answers[at][1] for at in range(len(items))])
+
+
 def named(partition: int, *ids: str, payload: str = "{}") -> list[Item]:
     return [Item(partition, one, payload) for one in ids]
 

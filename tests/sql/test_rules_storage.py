@@ -21,6 +21,7 @@ from tests.sql.support import (
     plant,
     pop,
     push,
+    push_packed,
     stranded,
     until_blocked,
 )
@@ -82,6 +83,26 @@ async def test_one_partition_needs_no_positions(pg: Connection, rest: str) -> No
         (4, "d", "1"),
     ]
     assert await counter(pg, p) == (1, 5)
+
+
+async def test_packed_items_are_stored_like_others(pg: Connection) -> None:
+    a, b = await partitions(pg, "q/a", "q/b")
+    assert (await push_packed(pg, Item(b, "1"), Item(a, "1", '{"x": [1, 2]}'), Item(b, "2"))).seqs == [1, 1, 2]
+    done = await push_packed(pg, Item(a, "2"), Item(b, "2"), Item(a, "2"), Item(b, "3", '"three"'))
+    assert (done.seqs, done.duplicates) == ([2, 2, 2, 3], [False, True, True, False])
+    stored = await pg.fetch("SELECT partition_id, seq, transaction_id, payload FROM queen.messages ORDER BY 1, 2")
+    assert [tuple(row) for row in stored] == [
+        (a, 1, "1", '{"x": [1, 2]}'), (a, 2, "2", "{}"), (b, 1, "1", "{}"), (b, 2, "2", "{}"), (b, 3, "3", '"three"'),
+    ]  # fmt: skip
+    assert [await counter(pg, p) for p in (a, b)] == [(1, 3), (1, 4)]
+    for counts in ([2, 1], [1, 1]):
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await pg.fetchrow(
+                "SELECT * FROM queen.push_messages($1, $2, NULL, NULL, NULL, NULL, p_packed_transactions => $3, p_packed_payloads => $4)",
+                [a, b], counts, ["9", "8\x1e9"], ["1", "2\x1e3"],
+            )  # fmt: skip
+        assert caught.value.sqlstate == "QM002"
+    assert [await counter(pg, p) for p in (a, b)] == [(1, 3), (1, 4)]
 
 
 async def test_two_pushes_of_the_same_message_at_once_store_one(pg: Connection, connect: Connect) -> None:
