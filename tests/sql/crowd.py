@@ -20,6 +20,7 @@ from typing import Any
 
 import asyncpg
 from tests.sql.support import Ack, Connection, Item, ack, group, pop, push, push_packed, stranded
+from tests.sql.transactions import Transaction, execute
 
 QUEUE = "crowd"
 LEASE = 1
@@ -255,6 +256,9 @@ class Crowd:
         skip = False
         for one in held:
             one.open = False
+        if not self.finishing and chance > 0.85:
+            await self._transact(connection, acks, lease)
+            return
         while acks:
             try:
                 done = await ack(connection, *acks, skip=skip)
@@ -265,6 +269,26 @@ class Crowd:
                 if answer.success and each.status == "completed":
                     account.done.add(each.transaction_id)
             acks = [each for each, answer in zip(acks, done, strict=True) if answer.held]
+
+    async def _transact(self, connection: Connection, acks: list[Ack], lease: uuid.UUID) -> None:
+        """Answers the batch and pushes what follows from it, all or nothing; nothing happens when the lease ran out."""
+        name = acks[0].group or ""
+        follows = [Item(p, f"t-{uuid.uuid4()}") for p in sorted({one.partition for one in acks})]
+        began, skip = time.monotonic(), False
+        self.perhaps |= {item.transaction_id for item in follows}
+        outcome = 0
+        while outcome == 0:
+            try:
+                done = await execute(connection, Transaction(follows, acks, [lease]), skip=skip)
+            except asyncpg.LockNotAvailableError:
+                skip = True
+                continue
+            outcome = done.outcomes[0]
+        if outcome == 1:
+            self.pushed |= {item.transaction_id: began for item in follows}
+            self.accounts[name].done |= {one.transaction_id for one in acks if one.status == "completed"}
+        else:
+            self.perhaps -= {item.transaction_id for item in follows}
 
     # -- the rest of a server's work
 
