@@ -77,6 +77,21 @@ async def test_a_pop_after_a_queue_was_deleted_finds_the_new_one(manager: Manage
     assert [m["data"] for m in await take(manager, queue, partition="Default", group="h")] == [2]
 
 
+async def test_a_group_whose_metadata_was_deleted_subscribes_anew_at_its_next_pop(manager: Manager, queue: str, sql: Connection) -> None:
+    await push(manager, item(f"{queue}.t.x", 1))
+    named = PopRequest(None, namespace=queue, task="t", group="wild", wait=True, timeout=5.0)
+
+    async def wild() -> list[int]:
+        popped = await manager.pop(named)
+        return [message["data"] for message in messages(popped)] if popped is not None else []
+
+    assert [m["data"] for m in await take(manager, f"{queue}.t.x", group="g")] == [1] and await wild() == [1]
+    await sql.execute("DELETE FROM queen.consumer_groups_metadata WHERE consumer_group IN ('g', 'wild')")
+    assert [m["data"] for m in await take(manager, f"{queue}.t.x", group="g")] == [1]
+    assert await wild() == [1]
+    assert await take(manager, f"{queue}.t.x", group="g") == []
+
+
 async def test_a_partition_that_was_put_to_sleep_is_woken_by_the_next_push(manager: Manager, queue: str, sql: Connection) -> None:
     (entry,) = await push(manager, item(queue, 1))
     await ack(manager, *await take(manager, queue))

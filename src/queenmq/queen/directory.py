@@ -28,6 +28,7 @@ NAMES_A_CALL = 500
 MAKE_SECONDS = 10.0
 MAKE_PAUSE, MAKE_PAUSE_MOST = 0.004, 0.05
 RENEW_SECONDS = 0.1
+ANEW_SECONDS = 1.0
 QUEUE_MODE = "__QUEUE_MODE__"
 
 
@@ -60,7 +61,7 @@ class Directory:
         self.partitions = PartitionIdCache()
         self.queues = QueueConfigCache(self._load_queue, clock)
         self._groups: dict[tuple[str, str], int] = {}
-        self._subscriptions: set[tuple[str | None, str | None, str]] = set()
+        self._subscriptions: dict[tuple[str | None, str | None, str], float] = {}
         self._making: dict[tuple[str, str], _Asked] = {}
         self._asked = asyncio.Event()
         self._maker: asyncio.Task[None] | None = None
@@ -230,12 +231,15 @@ class Directory:
             self._groups[queue, group] = found
         return found
 
-    async def subscribe(self, namespace: str | None, task: str | None, group: str, mode: str, moment: datetime | None) -> None:
-        """Stores a namespace/task subscription, once."""
+    async def subscribe(
+        self, namespace: str | None, task: str | None, group: str, mode: str, moment: datetime | None, *, anew: bool = False
+    ) -> None:
+        """Stores a namespace/task subscription, once; `anew`: it may have been deleted, which is looked after once a second."""
         key = (namespace, task, group)
-        if key not in self._subscriptions:
+        stored = self._subscriptions.get(key)
+        if stored is None or (anew and self._clock.monotonic() - stored >= ANEW_SECONDS):
             await self._patiently("make_subscription", namespace, task, group, mode, moment)
-            self._subscriptions.add(key)
+            self._subscriptions[key] = self._clock.monotonic()
 
     async def walks(self, namespace: str | None, task: str | None, group: str) -> list[tuple[int, int]]:
         """(group id, queue id) of every queue of the subscription, in the order in which a pop serves them."""

@@ -139,8 +139,13 @@ class Popper:
         if request.queue is not None:
             found = await self._directory.group(request.queue, request.group, request.mode, request.moment)
             return [] if found is None else [found]
-        await self._directory.subscribe(request.namespace, request.task, request.group, request.mode, request.moment)
-        return [group for group, _ in await self._directory.walks(request.namespace, request.task, request.group)]
+        subscription = (request.namespace, request.task, request.group, request.mode, request.moment)
+        await self._directory.subscribe(*subscription)
+        walks = await self._directory.walks(*subscription[:3])
+        if not walks:
+            await self._directory.subscribe(*subscription, anew=True)
+            walks = await self._directory.walks(*subscription[:3])
+        return [group for group, _ in walks]
 
     async def _submit(self, request: PopRequest, groups: list[int], partition: int | None) -> Claimed:
         future: asyncio.Future[Claimed] = asyncio.get_running_loop().create_future()
