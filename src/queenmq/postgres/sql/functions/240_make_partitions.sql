@@ -71,7 +71,8 @@ BEGIN
     ON CONFLICT DO NOTHING;
     WITH named AS (
         SELECT DISTINCT p.id FROM unnest(p_queues, p_partitions, p_claimed) u(q, p, ok)
-          JOIN queen.queues q ON q.name = u.q JOIN queen.partitions p ON p.queue_id = q.id AND p.name = u.p
+          JOIN queen.queues q ON q.name = u.q
+          CROSS JOIN LATERAL (SELECT x.id FROM queen.partitions x WHERE x.queue_id = q.id AND x.name = u.p LIMIT 1) p
          WHERE u.ok AND NOT EXISTS (SELECT FROM queen.partition_lookup l WHERE l.partition_id = p.id)
     ), sleeping AS (
         SELECT p.id, p.asleep_next_seq, p.asleep_last_created_at FROM queen.partitions p JOIN named n ON n.id = p.id
