@@ -217,3 +217,20 @@ async def test_making_partitions_costs_the_same_however_many_there_are(manager: 
         times.append(loop.time() - before)
     # Reading all names of the queue once for each new one took 13 times as long at the end as in the beginning.
     assert min(times[-3:]) < 5 * min(times[1:4]), times
+
+
+async def test_a_request_over_many_partitions_costs_no_more_an_item_than_one_over_few(manager: Manager, queue: str) -> None:
+    await push(manager, *(item(queue, 0, f"p{n}") for n in range(4000)))
+    loop = asyncio.get_running_loop()
+
+    async def cost(count: int, again: bool) -> float:
+        """Seconds an item: a transaction, then pushes that are new, then the same as duplicates."""
+        pushed = [{"queue": queue, "partition": f"p{n}", "payload": msgspec.Raw(b"1")} for n in range(count)]
+        before = loop.time()
+        assert (await transact(manager, {"operations": [{"type": "push", "items": pushed}]}))["success"]
+        for _ in range(2):
+            await push(manager, *(item(queue, 1, f"p{n}", transactionId=f"{count} {again}") for n in range(count)))
+        return (loop.time() - before) / count
+
+    few, many = [min([await cost(count, again) for again in (False, True)]) for count in (500, 4000)]
+    assert many < 4 * few, (few, many)

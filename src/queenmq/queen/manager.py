@@ -431,10 +431,7 @@ class Manager:
             raise BadRequest("operations: must not be empty")
         if len(items) > ITEMS_MOST:
             raise BadRequest(f"operations: {len(items)} items, at most {ITEMS_MOST} a transaction are allowed")
-
-        def where(number: int) -> str:
-            return [f"operations[{at}].items[{place}]" for at, operation in pushing for place in range(len(operation.items))][number]
-
+        where = [f"operations[{at}].items[{place}]" for at, operation in pushing for place in range(len(operation.items))].__getitem__
         acks = [self._transaction_ack(at, each) for at, each in enumerate(body.operations) if isinstance(each, AckOperation)]
         places = self._by_partition(items, where) if items else {}
         pushes = await self._units(places, self._columns(items, places, where), Ticket(0, lambda: None)) if items else []

@@ -6,32 +6,34 @@ CREATE OR REPLACE FUNCTION queen.push_rows(
     OUT seqs bigint[], OUT duplicates boolean[], OUT stored bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
+    -- One pass with windows: joins of what these steps found are nested loops in a plan that was made for few items.
     WITH item AS (
-        SELECT u.ord, u.which, p_partitions[u.which] AS partition_id, u.transaction_id,
+        SELECT u.ord, u.which, p_partitions[u.which] AS partition_id, p_bases[u.which] AS base, u.transaction_id,
                row_number() OVER (PARTITION BY u.which, u.transaction_id ORDER BY u.ord) AS copy
           FROM unnest(p_which, p_transactions) WITH ORDINALITY u(which, transaction_id, ord)
-         WHERE p_bases[u.which] IS NOT NULL
     ), known AS (
         SELECT i.*, m.seq AS stored_seq
-          FROM item i LEFT JOIN LATERAL (SELECT x.seq FROM queen.messages x
-                                          WHERE x.partition_id = i.partition_id AND x.transaction_id = i.transaction_id LIMIT 1) m ON true
+          FROM item i LEFT JOIN queen.messages m ON m.partition_id = i.partition_id AND m.transaction_id = i.transaction_id AND i.base IS NOT NULL
     ), placed AS (
-        SELECT k.*, p_bases[k.which] + row_number() OVER (PARTITION BY k.which ORDER BY k.ord) - 1 AS new_seq
-          FROM known k WHERE k.stored_seq IS NULL AND k.copy = 1
+        SELECT k.*, CASE WHEN k.stored_seq IS NULL AND k.copy = 1
+                         THEN k.base - 1 + count(*) FILTER (WHERE k.stored_seq IS NULL AND k.copy = 1) OVER (PARTITION BY k.which ORDER BY k.ord) END AS new_seq
+          FROM known k
     ), written AS (
         INSERT INTO queen.messages (partition_id, seq, transaction_id, trace_id, created_at, is_encrypted, producer, headers, not_before, payload)
         SELECT p.partition_id, p.new_seq, p.transaction_id, p_traces[p.ord], p_created[p.which], p_encrypted[p.ord], p_producers[p.ord],
                p_headers[p.ord], p_not_before[p.ord], p_payloads[p.ord]
-          FROM placed p ORDER BY p.ord
+          FROM placed p WHERE p.new_seq IS NOT NULL ORDER BY p.ord
         RETURNING partition_id
     ), answer AS (
-        SELECT k.ord, coalesce(k.stored_seq, p.new_seq) AS seq, k.stored_seq IS NOT NULL OR k.copy > 1 AS duplicate
-          FROM known k LEFT JOIN placed p ON p.which = k.which AND p.transaction_id = k.transaction_id
+        SELECT p.ord, coalesce(p.stored_seq, max(p.new_seq) OVER (PARTITION BY p.which, p.transaction_id)) AS seq,
+               CASE WHEN p.base IS NOT NULL THEN p.stored_seq IS NOT NULL OR p.copy > 1 END AS duplicate
+          FROM placed p
     )
-    SELECT array_agg(a.seq ORDER BY o.ord), array_agg(a.duplicate ORDER BY o.ord),
-           (SELECT array_agg((SELECT count(*) FROM written w WHERE w.partition_id = q.partition_id) ORDER BY q.ord)
-              FROM unnest(p_partitions) WITH ORDINALITY q(partition_id, ord))
+    SELECT array_agg(a.seq ORDER BY a.ord), array_agg(a.duplicate ORDER BY a.ord),
+           (SELECT array_agg(coalesce(s.count, 0) ORDER BY q.ord)
+              FROM unnest(p_partitions) WITH ORDINALITY q(partition_id, ord)
+              LEFT JOIN (SELECT w.partition_id, count(*) FROM written w GROUP BY w.partition_id) s ON s.partition_id = q.partition_id)
       INTO seqs, duplicates, stored
-      FROM generate_series(1, cardinality(p_which)) o(ord) LEFT JOIN answer a ON a.ord = o.ord;
+      FROM answer a;
 END
 $$;
