@@ -1,8 +1,9 @@
 """Pushes on their way to `queen.push_messages`.
 
 A unit is what one request stores in one partition. A partition belongs to one call at a time (two calls would only wait for each other
-in the database), and what waits for it keeps its order. Every item has a transaction id before it comes here, so a call that broke is
-made again and stores nothing twice. Invariant: units of a partition are stored in the order in which they were submitted.
+in the database) unless it is the only one, and what waits for it keeps its order. Every item has a transaction id before it comes here,
+so a call that broke is made again and stores nothing twice. Invariant: what is submitted after an answer is stored after what was
+answered; requests that overlap have no order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from queenmq.shared_state.queue_config_cache import QueueConfig
 log = logging.getLogger(__name__)
 
 TRIES = 8
+# What a call may carry for a partition that the next call follows closely: both together stay below the time that a call waits for a lock.
+OVERLAP_WEIGHT = 2_000
 SEPARATOR = "\x1e"
 
 
@@ -59,11 +62,22 @@ class Ticket:
         return cls(parts, lambda: None if future.done() else future.set_result(None)), future
 
 
+class _Flight:
+    """What one call carries for one partition."""
+
+    __slots__ = ("left", "light")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.light = False
+
+
 class PushUnit(Unit):
     """One request's items for one partition."""
 
     __slots__ = (
-        "_bytes", "_settled", "base", "config", "duplicates", "error", "key", "payloads", "rare", "ref", "seqs", "ticket", "transactions",
+        "_bytes", "_settled", "base", "config", "duplicates", "error", "flight",
+        "key", "payloads", "rare", "ref", "seqs", "ticket", "transactions",
         "weight",
     )  # fmt: skip
 
@@ -72,6 +86,7 @@ class PushUnit(Unit):
     ) -> None:
         self.ref = ref
         self.key = ref.id
+        self.flight: _Flight
         self.config = config
         self.transactions = transactions
         self.payloads = payloads
@@ -124,7 +139,7 @@ class PushLane(Lane[PushUnit]):
         clock: Clock,
         metrics: LaneMetrics,
         *,
-        width: int = 2,
+        width: int = 3,
         stored: Callable[[set[str]], None],
         recheck: Callable[[PushUnit], Awaitable[None]],
     ) -> None:
@@ -136,6 +151,7 @@ class PushLane(Lane[PushUnit]):
         self._waiting: dict[int, deque[PushUnit]] = {}
         self._free: dict[int, None] = {}
         self._busy: dict[int, int] = {}
+        self._flight: _Flight | None = None
 
     def repeatable(self, unit: PushUnit) -> bool:
         return True
@@ -153,23 +169,36 @@ class PushLane(Lane[PushUnit]):
     def take(self) -> list[PushUnit]:
         batch: list[PushUnit] = []
         weight = size = 0
-        # Half for each of two free connections: else everything would fly on one while the other idles.
+        # An equal part for each free connection: else everything would fly on one while the others idle.
         share = max(SECOND_WEIGHT, -(-self.waiting_units // max(self.width - self.flying, 1)))
-        while self._free and (not batch or (weight < share and weight < self.max_units and size < self.max_bytes)):
-            key = next(iter(self._free))
+        most = self.max_units if len(self._waiting) > 1 else OVERLAP_WEIGHT
+        for key in self._takeable():
+            if batch and (weight >= share or weight >= most or size >= self.max_bytes):
+                break
             waiting = self._waiting[key]
-            taken = 0
-            while waiting and (not batch or (weight < self.max_units and size < self.max_bytes)):
+            flight = self._flight = _Flight()
+            while waiting and (not batch or (weight < most and size < self.max_bytes)):
                 unit = waiting.popleft()
                 weight += unit.weight
                 size += unit.bytes
+                unit.flight = flight
+                flight.left += 1
                 batch.append(unit)
-                taken += 1
-            del self._free[key]
-            self._busy[key] = taken
+            flight.light = weight <= 2 * OVERLAP_WEIGHT
+            self._free.pop(key, None)
+            self._busy[key] = self._busy.get(key, 0) + 1
             if not waiting:
                 del self._waiting[key]
         return batch
+
+    def _takeable(self) -> list[int]:
+        """The partitions whose turn it is. When only one is under way at all, a second call may follow the first closely: it unpacks its
+        items beside it and then waits a few milliseconds for its lock, instead of PostgreSQL waiting for us."""
+        if self._free:
+            return list(self._free)
+        if len(self._busy) == 1 and not self._aside and self._flight is not None and self._flight.light:
+            return [key for key, flights in self._busy.items() if flights == 1 and key in self._waiting]
+        return []
 
     def abandon(self) -> list[PushUnit]:
         found = [unit for waiting in self._waiting.values() for unit in waiting]
@@ -189,9 +218,11 @@ class PushLane(Lane[PushUnit]):
 
     def landed(self, units: list[PushUnit]) -> None:
         for unit in units:
-            left = self._busy[unit.key] - 1
-            if left:
-                self._busy[unit.key] = left
+            unit.flight.left -= 1
+            if unit.flight.left:
+                continue
+            flights = self._busy[unit.key] = self._busy[unit.key] - 1
+            if flights:
                 continue
             del self._busy[unit.key]
             if unit.key in self._waiting:

@@ -30,6 +30,15 @@ DECLARE
     v_packed     boolean := p_packed_transactions IS NOT NULL;
     v_own        boolean := current_setting('transaction_isolation') LIKE 'read %';
 BEGIN
+    -- One partition, packed: unpacked before the lock, so that another call may store meanwhile.
+    IF v_packed AND v_one THEN
+        p_transactions := string_to_array(p_packed_transactions[1], E'\x1e');
+        p_payloads := string_to_array(p_packed_payloads[1], E'\x1e')::json[];
+        v_packed := false;
+        IF cardinality(p_transactions) <> p_counts[1] OR cardinality(p_payloads) <> p_counts[1] THEN
+            RAISE EXCEPTION 'the ids and payloads must be as many as the counts say' USING ERRCODE = 'QM002';
+        END IF;
+    END IF;
     -- One partition: its items need not say which, nor where.
     IF v_one AND p_which IS NULL AND NOT v_packed AND (p_skip OR v_rare) THEN
         p_which := array_fill(1, ARRAY[p_counts[1]]);
