@@ -1,8 +1,8 @@
 """Our SQL functions called directly over asyncpg connections, as the peers' are: no server, no HTTP.
 
-The arrays are those that the server prepares (partitions distinct and ascending, counts, per item which partition and position);
-transaction ids are fresh in every call and rise in time, as those that the server makes. Its invariant: a partition is pushed to by
-one connection at a time, as within a server.
+The arrays are those that the server prepares (partitions distinct and ascending, counts, plain items packed: per partition one text of
+ids and one of payloads); transaction ids are fresh in every call and rise in time, as those that the server makes. Its invariant: a
+partition is pushed to by one connection at a time, as within a server.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.lab import Postgres, queries
 
 OURS = queries("ours")
 NAMES_A_CALL = 500
+SEPARATOR = "\x1e"
 GROUP = "__QUEUE_MODE__"
 
 
@@ -34,6 +35,12 @@ class Shape:
     which: list[int]
     position: list[int]
     payloads: list[str]
+    packed: list[str]
+
+    def pack(self, items: list[str]) -> list[str]:
+        """Per partition one text, as the server sends plain items."""
+        ends = itertools.accumulate(self.counts)
+        return [SEPARATOR.join(items[end - count : end]) for end, count in zip(ends, self.counts, strict=True)]
 
 
 def shape(partitions: list[int], payloads: list[str]) -> Shape:
@@ -43,7 +50,9 @@ def shape(partitions: list[int], payloads: list[str]) -> Shape:
     counts = [least + (at < more) for at in range(len(distinct))]
     which = [at + 1 for at, count in enumerate(counts) for _ in range(count)]
     position = [place for count in counts for place in range(count)]
-    return Shape(distinct, counts, which, position, payloads)
+    made = Shape(distinct, counts, which, position, payloads, [])
+    made.packed = made.pack(payloads)
+    return made
 
 
 async def make_partitions(connection: asyncpg.Connection[Any], queue: str, names: list[str]) -> list[int]:
@@ -91,7 +100,7 @@ class Pusher:
     async def push(self, batch: int, seconds: float) -> Sample:
         """Every connection pushes `batch` messages a call until the time is up; what is answered counts."""
         latencies: list[float] = []
-        statements = [await connection.prepare(OURS["push_messages"]) for connection in self._connections]
+        statements = [await connection.prepare(OURS["push_packed"]) for connection in self._connections]
         clock = time.perf_counter
         before, database = os.times(), self._postgres.cpu()
         start = clock()
@@ -105,7 +114,7 @@ class Pusher:
                 made = shapes[call % len(shapes)]
                 head = f"{self._prefix}{next(self._calls):08x}"
                 transactions = [head + tail for tail in tails]
-                row = await fetch(made.partitions, made.counts, made.which, made.position, transactions, made.payloads)
+                row = await fetch(made.partitions, made.counts, made.pack(transactions), made.packed)
                 if row is None or row["duplicates"] is not None or None in row["bases"]:
                     raise RuntimeError(f"push_messages answered {row}")
                 call += 1

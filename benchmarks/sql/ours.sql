@@ -23,6 +23,11 @@ SELECT queen.make_group($1, $2, 'all', NULL);
 SELECT bases, seqs, duplicates
 FROM queen.push_messages($1::int[], $2::int[], $3::int[], $4::int[], $5::text[], $6::json[], p_notify => false);
 
+-- name: push_packed
+SELECT bases, seqs, duplicates
+FROM queen.push_messages($1::int[], $2::int[], NULL, NULL, NULL, NULL, p_notify => false,
+                         p_packed_transactions => $3::text[], p_packed_payloads => $4::text[]);
+
 -- name: pop_messages
 SELECT partition_id, seq, transaction_id, created_at, payload
 FROM queen.pop_messages($1::int[], $2::int[], $3::int[], $4::uuid[], $5::int[], $6::int[], $7::int[], $8::bigint[], $9::int[]);

@@ -27,7 +27,7 @@ def transaction_ids(wall_ms: int) -> Callable[[int], list[str]]:
     moment, eight random digits, a counter of fixed width."""
     start = base36(wall_ms).rjust(9, "0")
     salt = base36(int.from_bytes(os.urandom(6), "big") % 36**8).rjust(8, "0")
-    prefix, following = start + salt, 1 << 36
+    prefix, following = start + salt, 1 << 28
 
     def make(count: int) -> list[str]:
         nonlocal following
