@@ -62,7 +62,7 @@ async def serve(settings: Settings, *, clock: Clock, on_ready: Callable[[ServerI
         salt: int = await database.value("salt")
         session: int = await database.value("register_server", settings.server_id, settings.advertised_url or None, queenmq.__version__)
         limits = Limits(settings.max_message_kb * 1024)
-        manager = Manager(database, clock, metrics, sealer=Sealer(settings.keys), salt=salt, limits=limits)
+        manager = Manager(database, clock, metrics, sealer=Sealer(settings.keys), salt=salt, session=session, limits=limits)
         errands = Errands(address, database, manager, settings.server_id)
         errands.start()
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.queen.support import item, messages, push, take, until
+from tests.queen.support import SESSIONS, item, messages, push, take, until
 
 from queenmq.clock import Clock
 from queenmq.metrics import Metrics
@@ -183,7 +183,7 @@ async def test_while_the_database_is_away_requests_are_refused_and_probes_tell(d
 async def test_what_was_delivered_or_claimed_for_nobody_is_settled_when_the_database_is_back(durable_postgres: EmbeddedPostgres) -> None:
     database = Database(durable_postgres.dsn(), 8)
     await database.open()
-    manager = Manager(database, Clock(), Metrics(), sealer=Sealer(()), salt=1, limits=Limits())
+    manager = Manager(database, Clock(), Metrics(), sealer=Sealer(()), salt=1, session=next(SESSIONS), limits=Limits())
     try:
         await push(manager, *(item("orders", n, f"p{n}") for n in range(2)))
         delivered = await manager.pop(PopRequest("orders", "p0", auto_ack=True))

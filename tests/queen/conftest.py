@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from tests.queen.support import SESSIONS
 
 from queenmq.clock import Clock
 from queenmq.metrics import Metrics
@@ -30,7 +31,7 @@ async def make_manager(shared_url: str) -> AsyncIterator[MakeManager]:
     async def make(url: str = shared_url, keys: tuple[tuple[str, bytes], ...] = (), size: int = 8) -> Manager:
         database = Database(url, size)
         await database.open()
-        manager = Manager(database, Clock(), Metrics(), sealer=Sealer(keys), salt=1, limits=Limits())
+        manager = Manager(database, Clock(), Metrics(), sealer=Sealer(keys), salt=1, session=next(SESSIONS), limits=Limits())
         made.append((manager, database))
         return manager
 

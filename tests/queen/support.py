@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,10 @@ from queenmq.queen.manager import Manager
 from queenmq.queen.popping import Popped, PopRequest
 
 DEADLINE = 20.0
+
+
+# every manager has a session of its own, as the database gives them to servers
+SESSIONS = itertools.count(10_000)
 
 
 def item(queue: str, payload: object, partition: str | None = None, **more: Any) -> PushItem:

@@ -71,7 +71,9 @@ class Limits:
 class Manager:
     """One server's queue."""
 
-    def __init__(self, database: Database, clock: Clock, metrics: Metrics, *, sealer: Sealer, salt: int, limits: Limits) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, metrics: Metrics, *, sealer: Sealer, salt: int, session: int, limits: Limits
+    ) -> None:
         self.directory = Directory(database, clock)
         self.waits = Waits()
         self.metrics = metrics
@@ -81,7 +83,7 @@ class Manager:
         self._sealer = sealer
         self._salt = salt
         self._limits = limits
-        self._new_transactions = transaction_ids(int(clock.wall() * 1000))
+        self._new_transactions = transaction_ids(session)
         self._backlogs: dict[int, tuple[float, int]] = {}
         self.sidecar = Sidecar(
             database,
