@@ -139,7 +139,7 @@ class PushLane(Lane[PushUnit]):
         clock: Clock,
         metrics: LaneMetrics,
         *,
-        width: int = 3,
+        width: int = 5,
         stored: Callable[[set[str]], None],
         recheck: Callable[[PushUnit], Awaitable[None]],
     ) -> None:
