@@ -43,3 +43,9 @@ async def test_the_model_finds_a_planted_bug(clock: Connection, bug: str) -> Non
         except Broken:
             return
     raise AssertionError(f"300 histories didn't notice: {bug}")
+
+
+async def test_what_follows_a_failed_message_that_expires_needn_t_wait_for_its_retry(clock: Connection) -> None:
+    """Found by drills/sql_histories.py: the partition stayed shut until the retry moment of a message that ttl had already removed."""
+    draw = random.Random(939661281)
+    await run(clock, options_from(draw.randrange(10_000)), random_steps(draw, draw.randrange(10, 70)))

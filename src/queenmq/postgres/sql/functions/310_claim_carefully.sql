@@ -148,7 +148,7 @@ BEGIN
                 v_skip := v_skip || int8range(m.seq, m.seq, '[]');
                 CONTINUE;
             ELSIF v_due > p_now THEN
-                moment := v_due;
+                moment := least(v_due, m.created_at + v_queue.ttl * interval '1 second');
                 EXIT scan;
             END IF;
             taken := taken + 1;

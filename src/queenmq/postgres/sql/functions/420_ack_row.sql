@@ -76,8 +76,10 @@ $$;
 
 -- When the row may be claimed again: at the retry moment of the message at its head, else now.
 CREATE OR REPLACE FUNCTION queen.head_moment(c queen.partition_consumers, p_now timestamptz) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN c.lease_id IS NOT NULL THEN p_now
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    -- Where messages expire the head may be gone before its retry moment: the next claim computes the true one.
+    SELECT CASE WHEN c.lease_id IS NOT NULL OR c.attempts IS NULL THEN p_now
+                WHEN (SELECT q.ttl IS NOT NULL FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = c.partition_id) THEN p_now
                 ELSE greatest(p_now, to_timestamp((c.attempts -> (c.cursor_seq + 1)::text ->> 1)::float8 / 1000)) END
 $$;
 
